@@ -1,1 +1,1 @@
-"""scheduler_service."""
+"""The scheduler service: a pure planning core (`core/`) in a thin gRPC shell."""

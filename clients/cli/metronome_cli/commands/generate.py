@@ -1,0 +1,78 @@
+"""`metronome generate`: continue a text, printing the answer as it is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+from contextlib import closing
+
+import click
+from metronome_client import Delta, Event, GenerateOptions, InferenceClient
+
+from metronome_cli.errors import executor_errors
+from metronome_cli.inputs import STDIN, read_text, utf8
+from metronome_cli.options import INT32, INT64, executor_option
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file.")
+@executor_option
+@click.option("--max-tokens", type=INT32, default=128, show_default=True, help="Most tokens to generate.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the most likely token always.")
+@click.option("--top-k", type=INT32, default=0, help="Choose among the k most likely tokens; 0: among all.")
+@click.option("--top-p", type=float, help="Choose among the likeliest tokens that together reach this probability.")
+@click.option("--seed", type=INT64, help="Make the choice repeatable.")
+@click.option("--stop", multiple=True, help="String that ends the answer; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's end tokens.")
+@click.option("--priority", type=INT32, default=0, help="Larger is more important.")
+@click.option("--tenant", default="", help="Whose request it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
+def generate(prompt: str | None, prompt_file: str | None, executor: str, as_json: bool, **sampling: object) -> None:
+    """Continue PROMPT; `-` reads it from stdin."""
+    text = read_prompt(prompt, prompt_file)
+    options = GenerateOptions(**sampling)  # type: ignore[arg-type]  # click has checked them
+    show = _show_json if as_json else _show_text
+    with (
+        executor_errors(executor),
+        InferenceClient(executor) as client,
+        closing(client.generate(text, options)) as events,
+    ):
+        for event in events:
+            show(event)
+    if not as_json:
+        click.echo()
+
+
+def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """Take the prompt from where the user put it. Raises `CommandError` for text that is not UTF-8."""
+    match prompt, prompt_file:
+        case None, str(path):
+            return read_text(path)
+        case "-", None:
+            return read_text(STDIN)
+        case str(text), None:
+            return utf8(os.fsencode(text), "the prompt")
+        case _:
+            raise click.UsageError("Give either a PROMPT or --prompt-file.")
+
+
+def event_as_json(event: Event) -> str:
+    """Write an event as one JSON object: its kind as `event`, then its fields."""
+
+    def plain(value: object) -> object:
+        return value.name if isinstance(value, enum.Enum) else value
+
+    fields = dataclasses.asdict(event)
+    return json.dumps({"event": type(event).__name__.lower(), **fields}, default=plain, ensure_ascii=False)
+
+
+def _show_json(event: Event) -> None:
+    click.echo(event_as_json(event))
+
+
+def _show_text(event: Event) -> None:
+    if isinstance(event, Delta):
+        click.echo(event.text, nl=False)

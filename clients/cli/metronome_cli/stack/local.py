@@ -1,0 +1,76 @@
+"""The local stack as a whole: the scheduler, then an executor that asks it; stopped the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metronome_cli.stack.services import ExecutorSettings, executor_command, scheduler_command
+from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serving
+from metronome_cli.stack.stop import stop_all
+
+_SCHEDULER_TIMEOUT_S = 30.0
+_EXECUTOR_TIMEOUT_S = 900.0  # it may download a model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """What to start. Port 0 takes one that is free. `scheduler_address`: one that runs already, to start none."""
+
+    executor: ExecutorSettings
+    scheduler_port: int = 0
+    executor_port: int = 0
+    scheduler_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A stack that reported healthy. `services` are those that were started, in that order."""
+
+    scheduler_address: str
+    executor_address: str
+    services: tuple[Service, ...]
+
+    def stop(self) -> None:
+        """Stop what was started."""
+        stop_services(self.services)
+
+
+def start_stack(
+    settings: StackSettings,
+    directory: Path,
+    lifetime: Lifetime,
+    *,
+    on_progress: Callable[[str], None],
+    on_launch: Callable[[Sequence[Service]], None],
+) -> Stack:
+    """Start a stack with its files in `directory`, and stop it again where a part of it fails or the user interrupts.
+
+    `on_progress` gets what happens, in words; `on_launch` all services launched so far, at each one more.
+    """
+    launched: list[Service] = []
+
+    def launch_and_wait(name: str, command: list[str], timeout_s: float) -> str:
+        launched.append(launch(name, command, directory, lifetime))
+        on_launch(launched)
+        return wait_until_serving(launched[-1], timeout_s=timeout_s, on_progress=on_progress)
+
+    try:
+        scheduler_address = settings.scheduler_address
+        if scheduler_address is None:
+            on_progress("starting the scheduler")
+            command = scheduler_command(settings.scheduler_port)
+            scheduler_address = launch_and_wait("scheduler", command, _SCHEDULER_TIMEOUT_S)
+        on_progress("starting the executor")
+        command = executor_command(settings.executor_port, scheduler_address, settings.executor)
+        executor_address = launch_and_wait("executor", command, _EXECUTOR_TIMEOUT_S)
+    except BaseException:  # Ctrl-C included: nothing may stay behind
+        stop_services(launched)
+        raise
+    return Stack(scheduler_address=scheduler_address, executor_address=executor_address, services=tuple(launched))
+
+
+def stop_services(services: Sequence[Service]) -> None:
+    """Stop services, the last one started first."""
+    stop_all(service.process for service in reversed(services))

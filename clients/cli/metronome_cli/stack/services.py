@@ -1,0 +1,35 @@
+"""The command line of each service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """What a local executor is started with; None leaves a setting to the executor's own default."""
+
+    model: str | None = None
+    dtype: str | None = None
+    num_blocks: int | None = None
+    num_swap_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    profile: str | None = None
+
+    def arguments(self) -> list[str]:
+        """Write them as flags."""
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        given = {name: value for name, value in settings.items() if value is not None}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def scheduler_command(port: int) -> list[str]:
+    """The scheduler: module and arguments."""
+    return ["scheduler_service", "--host", "127.0.0.1", "--port", str(port), "--log-format", "json"]
+
+
+def executor_command(port: int, scheduler_address: str, settings: ExecutorSettings) -> list[str]:
+    """The executor: module and arguments."""
+    place = ["--host", "127.0.0.1", "--port", str(port), "--log-format", "json"]
+    return ["executor_service", *place, "--scheduler", scheduler_address, *settings.arguments()]

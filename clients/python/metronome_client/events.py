@@ -1,0 +1,94 @@
+"""The events of an answer: one `Started`, then `Delta`s, then one `Finished`.
+
+Heartbeats of the contract are not among them: they say only that the stream is alive.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from metronome.inference.v1 import inference_pb2
+
+
+class FinishReason(enum.Enum):
+    """Why an answer ended. `OTHER`: a reason that this client is too old to know."""
+
+    STOP = inference_pb2.FINISH_REASON_STOP
+    LENGTH = inference_pb2.FINISH_REASON_LENGTH
+    OTHER = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The request is in the queue. `max_tokens` and `seed` are the ones in force, drawn or given."""
+
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """More of the answer. `text` holds whole characters and may be empty while one is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a request took; times in microseconds from its arrival at the executor."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    queue_time_us: int
+    time_to_first_token_us: int
+    total_time_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The answer is complete. `matched_stop` is the stop string that ended it, or empty."""
+
+    reason: FinishReason
+    usage: Usage
+    matched_stop: str = ""
+    index: int = 0
+
+
+Event = Started | Delta | Finished
+
+
+def event_from_message(message: inference_pb2.GenerateResponse) -> Event | None:
+    """Read one message of the stream; None for one that says nothing new."""
+    match message.WhichOneof("event"):
+        case "started":
+            return _started(message.started)
+        case "delta":
+            delta = message.delta
+            return Delta(text=delta.text, token_ids=tuple(delta.token_ids), index=delta.index)
+        case "finished":
+            return _finished(message.finished)
+        case _:  # a heartbeat, or an event of a later version of the contract
+            return None
+
+
+def _started(started: inference_pb2.Started) -> Started:
+    return Started(
+        request_id=started.request_id,
+        num_prompt_tokens=started.num_prompt_tokens,
+        max_tokens=started.max_tokens,
+        seed=started.sampling.seed,
+    )
+
+
+def _finished(finished: inference_pb2.Finished) -> Finished:
+    known = {reason.value for reason in FinishReason}
+    reason = FinishReason(finished.finish_reason) if finished.finish_reason in known else FinishReason.OTHER
+    usage = Usage(**{name: getattr(finished.usage, name) for name in Usage.__dataclass_fields__})
+    return Finished(reason=reason, usage=usage, matched_stop=finished.matched_stop, index=finished.index)

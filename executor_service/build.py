@@ -1,0 +1,95 @@
+"""From settings to an executor: load the model, size the caches, join engine and planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from executor_service.config import Config
+from executor_service.convert.generate import ModelFacts
+from executor_service.engine.limits import Limits
+from executor_service.engine.loop import Engine
+from executor_service.engine.record import Observer
+from executor_service.engine.request import Event
+from executor_service.executor import Executor
+from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
+from executor_service.model.loaded import LoadedModel
+from executor_service.model.loader import load_model
+from executor_service.model.runner import ModelRunner
+from executor_service.scheduler_client import SchedulerClient
+from executor_service.text.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+SWAP_SHARE = 4  # one swap block for so many KV blocks, unless told otherwise
+
+
+class CacheTooSmallError(ValueError):
+    """The memory given does not hold a single KV block."""
+
+
+def build_executor(
+    config: Config,
+    *,
+    executor_id: str,
+    sink: Callable[[list[Event]], None],
+    observer: Observer,
+    progress: Callable[[str], None],
+) -> Executor:
+    """Takes as long as the model's loading. Raises ModelSourceError or CacheTooSmallError."""
+    loaded = load_model(config.model, dtype=config.dtype, progress=progress)
+    spec = KVCacheSpec.from_config(loaded.config, block_size=config.block_size, dtype=loaded.dtype)
+    limits = _limits(config, loaded, bytes_per_block(spec))
+    cache = KVCache(spec, num_blocks=limits.num_blocks, num_swap_blocks=limits.num_swap_blocks, device=loaded.device)
+    log.info(
+        "kv_cache",
+        num_blocks=limits.num_blocks,
+        num_tokens=limits.num_blocks * limits.block_size,
+        mebibytes=limits.num_blocks * bytes_per_block(spec) >> 20,
+        num_swap_blocks=limits.num_swap_blocks,
+        swap_mebibytes=limits.num_swap_blocks * bytes_per_block(spec) >> 20,
+    )
+    planner = SchedulerClient(
+        config.scheduler_addresses,
+        executor_id=executor_id,
+        timeout_s=config.plan_timeout_s,
+        policy=config.profile,
+    )
+    return Executor(
+        executor_id=executor_id,
+        loaded=loaded,
+        facts=ModelFacts(
+            limits=limits,
+            tokenizer=Tokenizer(loaded.tokenizer, vocab_size=loaded.model.get_input_embeddings().num_embeddings),
+            eos_token_ids=loaded.eos_token_ids,
+        ),
+        engine=Engine(
+            limits=limits,
+            runner=ModelRunner(loaded, cache),
+            kv=cache,
+            planner=planner,
+            overlap=config.overlap,
+            sink=sink,
+            observer=observer,
+        ),
+        planner=planner,
+    )
+
+
+def _limits(config: Config, loaded: LoadedModel, block_bytes: int) -> Limits:
+    num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
+    if num_blocks < 1:
+        raise CacheTooSmallError(
+            f"a KV block of this model takes {block_bytes} bytes, --kv-cache-memory gives {config.kv_cache_bytes}"
+        )
+    num_swap_blocks = num_blocks // SWAP_SHARE if config.num_swap_blocks is None else config.num_swap_blocks
+    return Limits(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
+        max_model_len=min(config.max_model_len or loaded.max_model_len, loaded.max_model_len),
+        max_num_waiting=config.max_num_waiting,
+    )

@@ -1,0 +1,169 @@
+"""Settings of an executor: flag, then environment (`METRONOME_EXECUTOR_<FLAG>`), then default. Read once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_service.engine.planning import Overlap
+from executor_service.telemetry import LogFormat
+
+ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    host: str
+    port: int  # 0: any free one
+    address_file: Path | None  # gets the bound host:port when the server listens
+    model: str
+    dtype: str
+    scheduler_addresses: tuple[str, ...]
+    profile: str | None  # None: the scheduler's default
+    executor_id: str | None  # None: host name and port
+    num_blocks: int | None  # None: as many as kv_cache_bytes hold
+    kv_cache_bytes: int
+    num_swap_blocks: int | None  # None: a quarter of the KV blocks
+    block_size: int  # tokens
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int | None  # None: the model's own
+    max_num_waiting: int | None  # None: no bound
+    plan_timeout_s: float
+    overlap: Overlap
+    threads: int | None  # None: torch's choice
+    grace_s: float
+    log_format: LogFormat
+    log_level: str
+
+
+def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """Exits with status 2 and a message where a setting is wrong, as command lines do."""
+    parser = _parser()
+    for action in parser._actions:
+        value = environ.get(ENVIRONMENT_PREFIX + action.dest.upper())
+        if value is not None and action.dest != "help":
+            # argparse converts and checks a default that is a string, or here each of a list of strings.
+            action.default = value.split(",") if action.dest == "scheduler" else value
+    args = parser.parse_args(argv)
+    return Config(
+        host=args.host,
+        port=args.port,
+        address_file=args.address_file,
+        model=args.model,
+        dtype=_one_of(parser, "--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16")),
+        scheduler_addresses=tuple(args.scheduler or ("127.0.0.1:50051",)),
+        profile=args.profile or None,
+        executor_id=args.executor_id or None,
+        num_blocks=args.num_blocks,
+        kv_cache_bytes=args.kv_cache_memory,
+        num_swap_blocks=args.num_swap_blocks,
+        block_size=args.block_size,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=args.max_model_len,
+        max_num_waiting=args.max_num_waiting,
+        plan_timeout_s=args.plan_timeout_ms / 1000,
+        overlap=Overlap(_one_of(parser, "--overlap", args.overlap, ("on", "off"))),
+        threads=args.threads,
+        grace_s=args.grace_s,
+        log_format=LogFormat(_one_of(parser, "--log-format", args.log_format, ("console", "json"))),
+        log_level=_one_of(parser, "--log-level", args.log_level, ("debug", "info", "warning", "error")),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="metronome-executor",
+        description="Runs a language model by the plans of a Metronome scheduler.",
+        epilog=f"Every setting can be given as {ENVIRONMENT_PREFIX}<NAME> in the environment; a flag goes first.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    serving.add_argument("--port", type=_port, default=50052, help="port to listen on; 0: any free one")
+    serving.add_argument("--address-file", type=Path, help="file that gets the bound host:port")
+    serving.add_argument("--executor-id", help="name among a scheduler's executors (default: host name and port)")
+    serving.add_argument("--grace-s", type=_not_negative_float, default=10.0, help="seconds to finish when stopped")
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", default="gemma3-270m", help="directory, .gguf file, Hugging Face id, or a built-in name"
+    )
+    model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    model.add_argument("--threads", type=_positive, help="threads of torch (default: its own choice)")
+    memory = parser.add_argument_group("KV cache")
+    memory.add_argument("--num-blocks", type=_positive, help="KV blocks (default: what --kv-cache-memory holds)")
+    memory.add_argument("--kv-cache-memory", type=_size, default="1GiB", help="memory of the KV cache")
+    memory.add_argument(
+        "--num-swap-blocks", type=_not_negative, help="swap blocks (default: a quarter of the KV blocks)"
+    )
+    memory.add_argument("--block-size", type=_positive, default=16, help="tokens of a block")
+    batch = parser.add_argument_group("batch")
+    batch.add_argument("--max-num-batched-tokens", type=_positive, default=512, help="most tokens of a pass")
+    batch.add_argument("--max-num-seqs", type=_positive, default=64, help="most requests that run at once")
+    batch.add_argument("--max-model-len", type=_positive, help="most tokens of a request (default: the model's)")
+    batch.add_argument("--max-num-waiting", type=_not_negative, help="most requests that wait (default: no bound)")
+    planning = parser.add_argument_group("planning")
+    planning.add_argument("--scheduler", action="append", metavar="HOST:PORT", help="may be given more than once")
+    planning.add_argument("--profile", help="the scheduler's profile (default: the scheduler's default)")
+    planning.add_argument("--plan-timeout-ms", type=_positive, default=1000, help="longest wait for a plan")
+    planning.add_argument("--overlap", default="on", help="ask for the next plan while a pass runs: on or off")
+    logs = parser.add_argument_group("logs")
+    logs.add_argument("--log-format", default="console", help="console or json")
+    logs.add_argument("--log-level", default="info", help="debug, info, warning or error")
+    return parser
+
+
+def _one_of(parser: argparse.ArgumentParser, flag: str, value: str, choices: tuple[str, ...]) -> str:
+    # argparse checks `choices` of flags, but not of defaults that come from the environment.
+    if value not in choices:
+        parser.error(f"argument {flag}: {value!r} is none of {', '.join(choices)}")
+    return value
+
+
+def _integer(text: str, low: int, high: int | None, what: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if value < low or (high is not None and value > high):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def _positive(text: str) -> int:
+    return _integer(text, 1, None, "a whole number above 0")
+
+
+def _not_negative(text: str) -> int:
+    return _integer(text, 0, None, "a whole number, 0 or above")
+
+
+def _port(text: str) -> int:
+    return _integer(text, 0, 65535, "a port, 0 to 65535")
+
+
+def _not_negative_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _size(text: str) -> int:
+    """Bytes of `512MiB`, `2GiB` or a plain number."""
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "": 1}
+    number = text.rstrip("KMGiB")
+    unit = text[len(number) :]
+    try:
+        value = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        value = 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 512MiB or 2GiB")
+    return value

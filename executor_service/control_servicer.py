@@ -1,0 +1,80 @@
+"""The executor service: the books for those who ask, and the executor's life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from metronome.executor.v1 import executor_pb2 as pb
+from metronome.executor.v1.executor_pb2_grpc import ExecutorServiceServicer
+from metronome.inference.v1 import error_reason_pb2 as reasons
+
+from executor_service.convert.state import cluster_state, counters_message, pass_message
+from executor_service.engine.record import Counters
+from executor_service.engine.snapshot import Snapshot
+from executor_service.errors import ServiceError, abort
+from executor_service.executor import Executor
+from executor_service.servicer import Serving
+from executor_service.watch import WatchHub
+
+# Time between two messages of a watch while nothing runs.
+PROGRESS_INTERVAL_S = 5.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ExecutorServicer(ExecutorServiceServicer):
+    def __init__(self, serving: Serving, hub: WatchHub, *, begin_drain: Callable[[], None]) -> None:
+        self._serving = serving
+        self._hub = hub
+        self._begin_drain = begin_drain
+
+    async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:
+        try:
+            return await self._state(self._serving.ready())
+        except ServiceError as error:
+            await abort(context, error)
+            raise
+
+    async def WatchState(self, request: pb.WatchStateRequest, context: Context) -> AsyncIterator[pb.WatchStateResponse]:
+        try:
+            executor = self._serving.ready()
+            min_interval_s = request.min_interval.ToTimedelta().total_seconds()
+            if min_interval_s < 0:
+                raise ServiceError(reasons.ERROR_REASON_OUT_OF_RANGE, "min_interval is negative", field="min_interval")
+        except ServiceError as error:
+            await abort(context, error)
+            raise
+        with self._hub.watch() as watcher:
+            while True:
+                passes = [pass_message(record) for record in watcher.fetch()]
+                state = await self._state(executor)
+                if request.omit_requests:
+                    state.state.executors[0].ClearField("requests")
+                    state.ClearField("request_names")
+                yield pb.WatchStateResponse(state=state, passes=passes)
+                await asyncio.sleep(min_interval_s)
+                await watcher.wait(PROGRESS_INTERVAL_S)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        self._begin_drain()
+        await self._serving.streams.wait_until_empty()
+        return pb.DrainResponse()
+
+    async def _state(self, executor: Executor) -> pb.GetStateResponse:
+        """Between two passes, the engine's thread copies its books; what follows is done here."""
+
+        def copy() -> tuple[Snapshot, Counters]:
+            engine = executor.engine
+            return engine.snapshot(), engine.counters.copy()
+
+        snapshot, counters = await asyncio.wrap_future(executor.engine.inbox.call(copy))
+        return pb.GetStateResponse(
+            state=cluster_state(snapshot, executor_id=executor.executor_id),
+            request_names=[
+                pb.RequestName(id=request_id, request_id=name) for request_id, name in self._serving.streams.names()
+            ],
+            counters=counters_message(counters),
+        )

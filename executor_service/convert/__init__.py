@@ -1,0 +1,1 @@
+"""Between protobuf and the engine's own types; nothing else knows both."""

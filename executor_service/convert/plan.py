@@ -1,0 +1,47 @@
+"""Plan messages to plans."""
+
+from __future__ import annotations
+
+import numpy as np
+from metronome.scheduler.v1 import plan_pb2 as pb
+from metronome.scheduler.v1 import scheduler_pb2 as scheduler
+
+from executor_service.engine.plan import Plan, Rejection
+
+
+class MalformedPlanError(ValueError):
+    """The answer of a scheduler is not one plan for this executor."""
+
+
+def plan_from_response(response: scheduler.PlanResponse, *, executor_id: str) -> Plan:
+    """Raises MalformedPlanError. Whether the plan can be applied is for the engine to check."""
+    if len(response.plans) != 1 or response.plans[0].executor_id != executor_id:
+        planned = [plan.executor_id for plan in response.plans]
+        raise MalformedPlanError(f"answered with plans for {planned}, asked for one for {executor_id!r}")
+    plan = response.plans[0]
+    return Plan(
+        iteration=plan.iteration,
+        scheduled=np.asarray(plan.scheduled.id, dtype=np.int64),
+        num_tokens=np.asarray(plan.scheduled.num_tokens, dtype=np.int32),
+        admit=np.asarray(plan.admit.id, dtype=np.int64),
+        resume=np.asarray(plan.resume.id, dtype=np.int64),
+        evict=np.asarray(plan.evict.id, dtype=np.int64),
+        evict_modes=np.asarray(plan.evict.mode, dtype=np.int32),
+        reject=_rejections(plan.reject),
+        predicted_us=plan.predicted_time_us,
+    )
+
+
+def _rejections(table: pb.RejectTable) -> tuple[Rejection, ...]:
+    columns = (table.id, table.reason, table.needed, table.available)
+    if len({len(column) for column in columns}) != 1:
+        raise MalformedPlanError("answered with rejections in columns of unequal length")
+    return tuple(
+        Rejection(id=request_id, detail=f"{_reason_name(reason)}: needs {needed}, there are {available}")
+        for request_id, reason, needed, available in zip(*columns, strict=True)
+    )
+
+
+def _reason_name(reason: int) -> str:
+    known = pb.Reason.DESCRIPTOR.values_by_number.get(reason)
+    return known.name.removeprefix("REASON_") if known else f"reason {reason}"

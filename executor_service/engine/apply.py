@@ -1,0 +1,169 @@
+"""A plan meets the books: first it is checked, then it is applied, whole or not at all.
+
+The executor never trusts a plan for memory safety. ``check`` reads the books and changes nothing; whatever is wrong
+with a plan raises PlanRefusedError there, so ``apply`` cannot fail half way.
+
+A plan made while the pass before ran may name requests that ended in it. Those, and no others, are dropped: the blocks
+that they gave back make the rest of the plan fit the better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.engine.books import BlockCopy, Books, Rows, Status
+from executor_service.engine.plan import EvictMode, Ids, Plan, Rejection
+
+
+class PlanRefusedError(Exception):
+    """The plan is stale, names requests that are not there, contradicts itself or does not fit. Nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckedPlan:
+    """A plan that holds, in rows of the books."""
+
+    rows: Rows  # [n] scheduled
+    num_tokens: NDArray[np.int32]  # [n]
+    admit: Rows
+    resume: Rows
+    evict_by_swap: Rows
+    evict_by_recompute: Rows
+    reject: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """What to copy before the pass, all of ``out`` before any of ``into``."""
+
+    out: tuple[BlockCopy, ...]  # device to swap space
+    into: tuple[BlockCopy, ...]  # swap space to device
+
+
+def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
+    """Find the rows of a plan and make sure that it can be applied.
+
+    ``ended``: ids that ended since the state was taken that the plan was made for.
+
+    Raises PlanRefusedError.
+    """
+    if plan.iteration != books.iteration:
+        raise PlanRefusedError(f"made for iteration {plan.iteration}, this is {books.iteration}")
+    _check_one_fate(plan)
+    scheduled, kept = _rows_of(plan.scheduled, "scheduled", books, ended)
+    evict, kept_evictions = _rows_of(plan.evict, "evict", books, ended)
+    modes = plan.evict_modes[kept_evictions]
+    checked = CheckedPlan(
+        rows=scheduled,
+        num_tokens=plan.num_tokens[kept],
+        admit=_rows_of(plan.admit, "admit", books, ended)[0],
+        resume=_rows_of(plan.resume, "resume", books, ended)[0],
+        evict_by_swap=evict[modes == EvictMode.SWAP],
+        evict_by_recompute=evict[modes == EvictMode.RECOMPUTE],
+        reject=tuple(r for r in plan.reject if r.id not in ended),
+    )
+    if len(checked.evict_by_swap) + len(checked.evict_by_recompute) != len(evict):
+        raise PlanRefusedError("evicts without saying where to")
+    _check_statuses(checked, books)
+    _check_tokens(checked, books)
+    _check_blocks(checked, books)
+    return checked
+
+
+def apply(checked: CheckedPlan, books: Books) -> Copies:
+    """Change the books as a checked plan says. Returns the copies that must be made before the pass."""
+    out = tuple(books.evict_by_swap(row) for row in checked.evict_by_swap)
+    for row in checked.evict_by_recompute:
+        books.evict_by_recompute(row)
+    into = tuple(books.resume(row) for row in checked.resume)
+    books.admit(checked.admit)
+    books.grow(checked.rows, checked.num_tokens)
+    return Copies(out=out, into=into)
+
+
+def _check_one_fate(plan: Plan) -> None:
+    """Columns of one length; nobody twice in a list, nor in two lists that exclude each other."""
+    if len(plan.scheduled) != len(plan.num_tokens) or len(plan.evict) != len(plan.evict_modes):
+        raise PlanRefusedError("has columns of unequal length")
+    reject = np.fromiter((r.id for r in plan.reject), dtype=np.int64)
+    leaving = np.concatenate([plan.evict, reject])
+    for ids in (np.concatenate([plan.scheduled, leaving]), np.concatenate([plan.admit, plan.resume, leaving])):
+        unique, counts = np.unique(ids, return_counts=True)
+        if len(unique) != len(ids):
+            raise PlanRefusedError(f"decides twice on requests {unique[counts > 1].tolist()}")
+    idle = np.setdiff1d(np.concatenate([plan.admit, plan.resume]), plan.scheduled)
+    if len(idle):
+        raise PlanRefusedError(f"brings in requests {idle.tolist()} and does not run them")
+
+
+def _rows_of(ids: Ids, which: str, books: Books, ended: AbstractSet[int]) -> tuple[Rows, NDArray[np.bool_]]:
+    """The rows of those of ``ids`` that are still there, and which these are."""
+    rows = books.rows_of(ids.tolist())
+    missing = rows < 0
+    if missing.any():
+        unknown = [i for i in ids[missing].tolist() if i not in ended]
+        if unknown:
+            raise PlanRefusedError(f"names unknown requests {unknown} in {which}")
+    return rows[~missing], ~missing
+
+
+def _check_statuses(checked: CheckedPlan, books: Books) -> None:
+    status = books["status"].copy()
+    steps = (
+        (checked.evict_by_swap, Status.RUNNING, Status.SWAPPED, "evicts"),
+        (checked.evict_by_recompute, Status.RUNNING, Status.WAITING, "evicts"),
+        (checked.resume, Status.SWAPPED, Status.RUNNING, "resumes"),
+        (checked.admit, Status.WAITING, Status.RUNNING, "admits"),
+        (checked.rows, Status.RUNNING, Status.RUNNING, "runs"),
+        (_rejected_rows(checked, books), Status.WAITING, Status.WAITING, "rejects"),
+    )
+    for rows, before, after, verb in steps:
+        wrong = rows[status[rows] != before]
+        if len(wrong):
+            row = wrong[0]
+            is_now = Status(status[row]).name
+            raise PlanRefusedError(f"{verb} request {books['id'][row]}, which is {is_now}, not {before.name}")
+        status[rows] = after
+
+
+def _rejected_rows(checked: CheckedPlan, books: Books) -> Rows:
+    rows = books.rows_of(r.id for r in checked.reject)
+    if (rows < 0).any():
+        raise PlanRefusedError("names unknown requests in reject")
+    return rows
+
+
+def _check_tokens(checked: CheckedPlan, books: Books) -> None:
+    limits = books.limits
+    num_tokens = checked.num_tokens
+    wrong = (num_tokens < 1) | (num_tokens > books.num_lacking_tokens(checked.rows))
+    if wrong.any():
+        row, count = checked.rows[wrong][0], num_tokens[wrong][0]
+        lacking = books.num_lacking_tokens(checked.rows[wrong])[0]
+        raise PlanRefusedError(f"runs {count} tokens of request {books['id'][row]}, which lacks {lacking}")
+    if num_tokens.sum() > limits.max_num_batched_tokens:
+        raise PlanRefusedError(f"runs {num_tokens.sum()} tokens, the budget is {limits.max_num_batched_tokens}")
+    num_running = len(books.rows_with(Status.RUNNING)) + len(checked.admit) + len(checked.resume)
+    num_running -= len(checked.evict_by_swap) + len(checked.evict_by_recompute)
+    if num_running > limits.max_num_seqs and len(checked.admit) + len(checked.resume):
+        raise PlanRefusedError(f"leaves {num_running} requests running, the limit is {limits.max_num_seqs}")
+
+
+def _check_blocks(checked: CheckedPlan, books: Books) -> None:
+    num_blocks = books["num_blocks"]
+    swapped_out = int(num_blocks[checked.evict_by_swap].sum())
+    if swapped_out > books.swap_space.num_free:
+        ids = books["id"][checked.evict_by_swap].tolist()
+        raise PlanRefusedError(
+            f"swaps requests {ids} out to {swapped_out} swap blocks, {books.swap_space.num_free} are free"
+        )
+    held = num_blocks[checked.rows].copy()
+    held[np.isin(checked.rows, checked.resume)] = 0  # what it holds is in swap space
+    needed = books.num_blocks_for(books["num_computed_tokens"][checked.rows] + checked.num_tokens) - held
+    available = books.block_pool.num_free + swapped_out + int(num_blocks[checked.evict_by_recompute].sum())
+    if needed.clip(min=0).sum() > available:
+        raise PlanRefusedError(f"needs {needed.clip(min=0).sum()} KV blocks, {available} are free")

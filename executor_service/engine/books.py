@@ -1,0 +1,274 @@
+"""The books: the request table as arrays, with the blocks that each request holds.
+
+One row a request, one NumPy array a column; a row is free when its status is 0. That makes a state for the scheduler
+and a batch for the device a few indexing operations, whatever the number of requests. The books own the two integer
+pools (device blocks and swap blocks), so one integrity check covers all. No tensor is known here: whoever changes where
+KV lives returns the block ids to copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.engine.limits import Limits
+from executor_service.engine.sequence import Sequence
+from executor_service.kv.block_pool import BlockAccountingError, BlockPool
+from executor_service.kv.swap_space import SwapSpace
+
+Rows = NDArray[np.int64]
+Blocks = NDArray[np.int32]
+
+
+class Status(IntEnum):
+    """Numbered as in the contract; 0 marks a free row."""
+
+    WAITING = 1
+    RUNNING = 2
+    SWAPPED = 3
+
+
+# What the scheduler sees, under the names of the contract.
+SCHEDULER_COLUMNS: dict[str, type[np.generic]] = {
+    "id": np.int64,
+    "status": np.int8,
+    "arrival_time_us": np.int64,
+    "priority": np.int32,
+    "tenant": np.int32,
+    "num_prompt_tokens": np.int32,
+    "num_output_tokens": np.int32,
+    "num_computed_tokens": np.int32,
+    "max_output_tokens": np.int32,
+    "expected_output_tokens": np.int32,
+    "deadline_us": np.int64,
+    "num_blocks": np.int32,
+    "num_preemptions": np.int32,
+    "last_run_iteration": np.int64,
+}
+# What only the sampler needs.
+SAMPLING_COLUMNS: dict[str, type[np.generic]] = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "seed": np.uint64,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockCopy:
+    """Blocks of one request to copy, pairwise: [n] of the source, [n] of the target."""
+
+    row: int
+    source: Blocks
+    target: Blocks
+
+
+class Books:
+    """All requests of one executor, and all its blocks. ``iteration`` is the pass that comes next."""
+
+    def __init__(self, limits: Limits, *, capacity: int = 64) -> None:
+        self.limits = limits
+        self.iteration = 1
+        self.block_pool = BlockPool(limits.num_blocks)
+        self.swap_space = SwapSpace(limits.num_swap_blocks)
+        self.tenants: list[str] = []
+        self._num_requests_of: list[int] = []  # per tenant; an index without requests is free for another name
+        self.columns: dict[str, NDArray[Any]] = {
+            name: np.zeros(capacity, dtype=dtype) for name, dtype in (SCHEDULER_COLUMNS | SAMPLING_COLUMNS).items()
+        }
+        # [capacity, max_blocks_per_request]; entries beyond num_blocks are stale but valid ids.
+        self.block_tables: Blocks = np.zeros((capacity, limits.max_blocks_per_request), dtype=np.int32)
+        self._sequences: list[Sequence | None] = [None] * capacity
+        self._row_of: dict[int, int] = {}
+        self._free_rows = list(range(capacity - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._row_of
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return self.columns[column]
+
+    # Rows
+
+    def rows(self) -> Rows:
+        """Rows in use, ascending."""
+        return np.flatnonzero(self.columns["status"])
+
+    def rows_with(self, status: Status) -> Rows:
+        return np.flatnonzero(self.columns["status"] == status)
+
+    def rows_of(self, ids: Iterable[int]) -> Rows:
+        """The row of each id; -1 where there is none."""
+        row_of = self._row_of
+        return np.fromiter((row_of.get(request_id, -1) for request_id in ids), dtype=np.int64)
+
+    def sequence(self, row: int) -> Sequence:
+        sequence = self._sequences[row]
+        assert sequence is not None, f"row {row} is free"
+        return sequence
+
+    def sequences(self) -> Iterator[Sequence]:
+        return (sequence for sequence in self._sequences if sequence is not None)
+
+    def num_lacking_tokens(self, rows: Rows) -> NDArray[np.int32]:
+        """Tokens whose KV does not exist yet: 1 in decode, more in prefill."""
+        c = self.columns
+        num_tokens: NDArray[np.int32] = c["num_prompt_tokens"][rows] + c["num_output_tokens"][rows]
+        num_computed: NDArray[np.int32] = c["num_computed_tokens"][rows]
+        return num_tokens - num_computed
+
+    # Arrival and departure
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new request. Its id must never have been used before."""
+        request = sequence.request
+        assert request.id not in self._row_of, f"request {request.id} is in the books already"
+        if not self._free_rows:
+            self._double_capacity()
+        row = self._free_rows.pop()
+        self._row_of[request.id] = row
+        self._sequences[row] = sequence
+        values = {
+            "id": request.id,
+            "status": Status.WAITING,
+            "arrival_time_us": request.arrival_time_us,
+            "priority": request.priority,
+            "tenant": self._tenant_index(request.tenant),
+            "num_prompt_tokens": len(request.prompt_token_ids),
+            "max_output_tokens": request.stopping.max_output_tokens,
+            "expected_output_tokens": request.expected_output_tokens,
+            "deadline_us": request.deadline_us,
+            "temperature": request.sampling.temperature,
+            "top_k": request.sampling.top_k,
+            "top_p": request.sampling.top_p,
+            "seed": request.sampling.seed,
+        }
+        for name, column in self.columns.items():
+            column[row] = values.get(name, 0)
+
+    def end(self, request_id: int) -> Sequence:
+        """Forget a request and free all that it holds, on the device and in swap space."""
+        row = self._row_of.pop(request_id)
+        status = self.columns["status"][row]
+        if status == Status.RUNNING:
+            self._release_device_blocks(row)
+        elif status == Status.SWAPPED:
+            self.swap_space.release(request_id)
+        self._num_requests_of[self.columns["tenant"][row]] -= 1
+        for column in self.columns.values():
+            column[row] = 0
+        sequence = self.sequence(row)
+        self._sequences[row] = None
+        self._free_rows.append(row)
+        return sequence
+
+    # Transitions: each assumes that a checked plan asks for it (see apply.py)
+
+    def evict_by_swap(self, row: int) -> BlockCopy:
+        """Give the device blocks up for as many swap blocks. Copy before the device blocks are written again."""
+        c = self.columns
+        source = self._blocks_of(row).copy()
+        target = self.swap_space.swap_out(
+            int(c["id"][row]), num_blocks=len(source), num_tokens=int(c["num_computed_tokens"][row])
+        )
+        self.block_pool.release(source)
+        c["status"][row] = Status.SWAPPED
+        c["num_preemptions"][row] += 1
+        return BlockCopy(row=row, source=source, target=target)
+
+    def evict_by_recompute(self, row: int) -> None:
+        """Drop the KV; prompt and output will be prefilled again."""
+        self._release_device_blocks(row)
+        c = self.columns
+        c["status"][row] = Status.WAITING
+        c["num_computed_tokens"][row] = 0
+        c["num_preemptions"][row] += 1
+
+    def resume(self, row: int) -> BlockCopy:
+        """Bring a swapped request back. Copy before the swap blocks are written again."""
+        request_id = int(self.columns["id"][row])
+        source = self.swap_space.holding(request_id).blocks
+        target = self.block_pool.allocate(len(source))
+        self.swap_space.release(request_id)
+        self.block_tables[row, : len(target)] = target
+        self.columns["num_blocks"][row] = len(target)
+        self.columns["status"][row] = Status.RUNNING
+        return BlockCopy(row=row, source=source, target=target)
+
+    def admit(self, rows: Rows) -> None:
+        self.columns["status"][rows] = Status.RUNNING
+
+    def grow(self, rows: Rows, num_tokens: NDArray[np.int32]) -> None:
+        """Give each running row the blocks that its next ``num_tokens`` tokens need."""
+        c = self.columns
+        held = c["num_blocks"][rows]
+        missing = self.num_blocks_for(c["num_computed_tokens"][rows] + num_tokens) - held
+        blocks = self.block_pool.allocate(int(missing.clip(min=0).sum()))
+        start = 0
+        for i in np.flatnonzero(missing > 0):  # one request in block_size at a time decodes across a block's end
+            row, first, count = rows[i], held[i], missing[i]
+            self.block_tables[row, first : first + count] = blocks[start : start + count]
+            c["num_blocks"][row] += count
+            start += count
+
+    def advance(self, rows: Rows, num_tokens: NDArray[np.int32]) -> None:
+        """Note that a pass computed so many tokens of each row."""
+        self.columns["num_computed_tokens"][rows] += num_tokens
+        self.columns["last_run_iteration"][rows] = self.iteration
+
+    # Blocks
+
+    def num_blocks_for(self, num_tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        return -(-num_tokens // self.limits.block_size)
+
+    def check_integrity(self) -> None:
+        """Raise BlockAccountingError unless free + in use = all, in both pools, and every holder is accounted for."""
+        c = self.columns
+        running, swapped = self.rows_with(Status.RUNNING), self.rows_with(Status.SWAPPED)
+        self.block_pool.check_integrity(self._blocks_of(row) for row in running)
+        self.swap_space.check_integrity()
+        if set(c["id"][swapped].tolist()) != {i for i in c["id"][self.rows()].tolist() if i in self.swap_space}:
+            raise BlockAccountingError("swap space and request table name different requests")
+        if len(self.swap_space) != len(swapped):
+            raise BlockAccountingError(f"{len(self.swap_space)} requests hold swap blocks, {len(swapped)} are swapped")
+        waiting = self.rows_with(Status.WAITING)
+        if c["num_blocks"][waiting].any() or c["num_computed_tokens"][waiting].any():
+            raise BlockAccountingError("a waiting request holds blocks")
+
+    def _blocks_of(self, row: int) -> Blocks:
+        return self.block_tables[row, : self.columns["num_blocks"][row]]
+
+    def _release_device_blocks(self, row: int) -> None:
+        self.block_pool.release(self._blocks_of(row))
+        self.columns["num_blocks"][row] = 0
+
+    # Storage
+
+    def _tenant_index(self, name: str) -> int:
+        """The index of a tenant, counting one more request of it. Names come from clients, so indexes are reused."""
+        if name in self.tenants:
+            index = self.tenants.index(name)
+        elif 0 in self._num_requests_of:
+            index = self._num_requests_of.index(0)
+            self.tenants[index] = name
+        else:
+            index = len(self.tenants)
+            self.tenants.append(name)
+            self._num_requests_of.append(0)
+        self._num_requests_of[index] += 1
+        return index
+
+    def _double_capacity(self) -> None:
+        capacity = len(self._sequences)
+        self.columns = {name: np.concatenate([c, np.zeros_like(c)]) for name, c in self.columns.items()}
+        self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
+        self._sequences += [None] * capacity
+        self._free_rows = list(range(2 * capacity - 1, capacity - 1, -1))

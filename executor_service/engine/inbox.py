@@ -1,0 +1,112 @@
+"""How other threads reach the engine: commands, run between two passes, and the bound on how many requests may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class QueueFullError(Exception):
+    """So many requests wait already that no more are taken. Nothing has been queued."""
+
+    def __init__(self, *, num_waiting: int, max_num_waiting: int) -> None:
+        super().__init__(f"{num_waiting} requests wait, {max_num_waiting} may (max_num_waiting)")
+        self.num_waiting = num_waiting
+        self.max_num_waiting = max_num_waiting
+
+
+class EngineClosedError(Exception):
+    """The engine has stopped."""
+
+
+class Inbox:
+    """Thread-safe, but for ``run_commands``, ``wait`` and ``publish``, which are the engine's own."""
+
+    def __init__(self, *, max_num_waiting: int | None, max_num_seqs: int) -> None:
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._max_num_waiting = max_num_waiting
+        self._max_num_seqs = max_num_seqs
+        self._lock = Lock()
+        self._num_submitted = 0  # and not accepted by the engine yet
+        self._num_waiting = 0  # in the books, never run
+        self._num_requests = 0  # in the books
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def submit(self, accept: Callable[[], None]) -> None:
+        """Queue a request's acceptance. Raises QueueFullError or EngineClosedError.
+
+        One request may always come to an executor that has a place free and no queue: with a bound of 0, requests are
+        taken as long as they can run at once.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the executor has stopped")
+            num_waiting = self._num_submitted + self._num_waiting
+            runs_at_once = num_waiting == 0 and self._num_requests < self._max_num_seqs
+            if self._max_num_waiting is not None and num_waiting >= self._max_num_waiting and not runs_at_once:
+                raise QueueFullError(num_waiting=num_waiting, max_num_waiting=self._max_num_waiting)
+            self._num_submitted += 1
+        self._commands.put(lambda: self._accept(accept))
+
+    def put(self, command: Callable[[], None]) -> None:
+        """Run a command between two passes."""
+        self._commands.put(command)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function between two passes and give its result."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:  # the caller's to handle, on the caller's thread
+                future.set_exception(error)
+
+        self.put(command)
+        return future
+
+    def close(self) -> None:
+        """Stop the loop after the commands that are here."""
+        with self._lock:
+            self._closed = True
+        self.put(lambda: None)
+
+    def run_commands(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Rest until there is a command, and run it."""
+        try:
+            command = self._commands.get(timeout=timeout_s)
+        except Empty:
+            return
+        command()
+
+    def publish(self, *, num_waiting: int, num_requests: int) -> None:
+        """Note the length of the queue in the books."""
+        with self._lock:
+            self._num_waiting = num_waiting
+            self._num_requests = num_requests
+
+    def _accept(self, accept: Callable[[], None]) -> None:
+        accept()
+        with self._lock:
+            self._num_submitted -= 1
+            self._num_waiting += 1
+            self._num_requests += 1

@@ -1,0 +1,274 @@
+"""The engine loop: state out, plan in, apply, forward, sample, emit. One iteration is ``Engine.step``, top to bottom.
+
+Everything here runs on one thread, the engine's. Other threads reach it through its inbox; commands run between two
+passes.
+
+Overlapped planning: while a pass runs, the plan of the next one is asked for, from the state that the pass will leave.
+If requests arrive meanwhile, the plan is asked for anew: a round trip is little, and waiting for one more pass is much.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from executor_service.engine.apply import CheckedPlan, Copies, PlanRefusedError, apply, check
+from executor_service.engine.batch_builder import PassInputs, build_pass
+from executor_service.engine.books import Books, Status
+from executor_service.engine.desk import Desk
+from executor_service.engine.device import KVCopier, Runner, run_copies
+from executor_service.engine.inbox import Inbox
+from executor_service.engine.latency import LatencyFitter
+from executor_service.engine.limits import Limits
+from executor_service.engine.plan import PlanSource
+from executor_service.engine.planner import Planner
+from executor_service.engine.planning import ObtainedPlan, Overlap, Planning
+from executor_service.engine.record import Counters, Observer, PassRecord
+from executor_service.engine.request import EndCause, Event
+from executor_service.engine.safe_plan import make_safe_plan
+from executor_service.engine.sequence import Sequence
+from executor_service.engine.snapshot import Snapshot, project, take
+from executor_service.engine.stop_watch import StopWatch
+
+# How long the loop rests when it holds requests that cannot run: no scheduler answers, or the plan was empty.
+RETRY_INTERVAL_S = 0.05
+
+
+def clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Engine:
+    """Drives one model over one KV cache by the plans of one planner."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        runner: Runner,
+        kv: KVCopier,
+        planner: Planner,
+        overlap: Overlap,
+        sink: Callable[[list[Event]], None],
+        observer: Observer,
+    ) -> None:
+        self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
+        self.draining = False
+        self._books = Books(limits)
+        self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
+        self._planning = Planning(planner, overlap)
+        self._latency = LatencyFitter()
+        self._runner = runner
+        self._kv = kv
+        self._observer = observer
+
+    # For other threads
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a request. Raises QueueFullError or EngineClosedError at once."""
+        self.inbox.submit(lambda: self._accept(sequence))
+
+    def cancel(self, request_id: int, cause: EndCause = EndCause.CANCELLED, detail: str = "it was cancelled") -> None:
+        """End a request; one that has ended already is left alone."""
+        self.inbox.put(lambda: self._desk.end(request_id, cause, detail))
+
+    # For commands of the inbox
+
+    @property
+    def counters(self) -> Counters:
+        return self._desk.counters
+
+    @property
+    def books(self) -> Books:
+        return self._books
+
+    def snapshot(self) -> Snapshot:
+        """The books as they stand."""
+        return take(self._books, now_us=clock_us(), draining=self.draining, latency=self._latency.latency)
+
+    # The loop
+
+    def run(self) -> None:
+        """Iterate until the inbox is closed, resting while there is nothing to do; then end what is left."""
+        while not self.inbox.closed:
+            if not self.step():
+                self.inbox.wait(RETRY_INTERVAL_S if len(self._books) else None)
+        self.inbox.run_commands()
+        for sequence in list(self._books.sequences()):
+            self._desk.end(sequence.request.id, EndCause.SHUT_DOWN, "the executor stopped")
+        self._desk.flush()
+
+    def step(self) -> bool:
+        """Run one iteration. Returns whether it ran a pass."""
+        watch = StopWatch()
+        self.inbox.run_commands()
+        self._desk.expire()
+        if not len(self._books):
+            self._go_idle()
+            return False
+        watch.lap("commands")
+        obtained = self._planning.obtain(self._snapshot_to_plan)
+        checked, source = self._checked(obtained)
+        copies = apply(checked, self._books)
+        self._note_transitions(checked)
+        if len(checked.rows):
+            self._run_pass(checked, copies, obtained, source, watch)
+        else:
+            self._planning.forget()
+        self._books.iteration += 1
+        self._publish_queue()
+        self._desk.flush()
+        return len(checked.rows) > 0
+
+    def _checked(self, obtained: ObtainedPlan) -> tuple[CheckedPlan, PlanSource]:
+        """The plan in rows of the books, if there is one and it holds; else the safe plan."""
+        iteration = self._books.iteration
+        if obtained.plan is None:
+            self.counters.num_plan_failures += 1
+            self._observer.plan_unavailable(iteration, obtained.failure)
+        else:
+            try:
+                return check(obtained.plan, self._books, ended=self._desk.ended), obtained.source
+            except PlanRefusedError as refusal:
+                self.counters.num_refused_plans += 1
+                self._observer.plan_refused(iteration, str(refusal))
+        return check(make_safe_plan(self._books), self._books, ended=frozenset()), PlanSource.SAFE
+
+    def _run_pass(
+        self, checked: CheckedPlan, copies: Copies, obtained: ObtainedPlan, source: PlanSource, watch: StopWatch
+    ) -> None:
+        """One forward pass over all chunks and decodes of a plan that has been applied."""
+        start_time_us = clock_us()
+        inputs = build_pass(self._books, checked.rows, checked.num_tokens)
+        watch.lap("build")
+        self._planning.ask_ahead(lambda: self._projection(inputs))
+        num_finished = 0
+        try:
+            self._copy(copies)
+            watch.lap("copy")
+            result = self._runner.execute(inputs.batch, inputs.sampling)
+        except Exception as error:  # out of memory, a broken model: those in the pass are lost, the loop is not
+            self._fail(inputs, copies, error)
+            watch.lap("forward")
+        else:
+            watch.lap("forward")
+            self._books.advance(inputs.rows, inputs.num_tokens)
+            num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
+        watch.lap("emit")
+        record = self._record(checked, inputs, obtained, source, watch, start_time_us, num_finished)
+        self._learn(inputs, record)
+        self._observer.pass_done(record)
+
+    def _copy(self, copies: Copies) -> None:
+        started = time.perf_counter_ns()
+        num_copied = run_copies(copies, self._kv)
+        if num_copied:
+            self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
+
+    def _fail(self, inputs: PassInputs, copies: Copies, error: Exception) -> None:
+        """End all whose KV a failed pass leaves in doubt: those that ran, and those whose blocks were being copied."""
+        touched = np.concatenate([inputs.rows, [copy.row for copy in copies.out + copies.into]]).astype(np.int64)
+        request_ids = self._books["id"][np.unique(touched)].tolist()
+        self._observer.requests_failed(request_ids, error)
+        for request_id in request_ids:
+            self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
+
+    # State out
+
+    def _snapshot_to_plan(self) -> Snapshot:
+        self._desk.ended.clear()
+        return self.snapshot()
+
+    def _projection(self, inputs: PassInputs) -> Snapshot:
+        self._desk.ended.clear()
+        return project(
+            self._books,
+            inputs.rows,
+            inputs.num_tokens,
+            now_us=clock_us(),
+            draining=self.draining,
+            latency=self._latency.latency,
+        )
+
+    # Books and records
+
+    def _accept(self, sequence: Sequence) -> None:
+        self._desk.accept(sequence)
+        self._planning.forget()
+
+    def _note_transitions(self, checked: CheckedPlan) -> None:
+        counters, now_us = self.counters, clock_us()
+        counters.num_evicted_swap += len(checked.evict_by_swap)
+        counters.num_evicted_recompute += len(checked.evict_by_recompute)
+        for row in checked.admit:
+            sequence = self._books.sequence(row)
+            sequence.first_run_us = sequence.first_run_us or now_us
+        for rejection in checked.reject:
+            self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail)
+
+    def _go_idle(self) -> None:
+        self._planning.forget()
+        self._publish_queue()
+        self._desk.flush()
+        try:
+            self._books.check_integrity()
+        except Exception as error:  # a bug of ours: it must be heard of, and serving goes on
+            self._observer.books_wrong(error)
+
+    def _publish_queue(self) -> None:
+        waiting = self._books.rows_with(Status.WAITING)
+        num_never_ran = int((self._books["num_preemptions"][waiting] == 0).sum())
+        self.inbox.publish(num_waiting=num_never_ran, num_requests=len(self._books))
+
+    def _learn(self, inputs: PassInputs, record: PassRecord) -> None:
+        self._latency.add_pass(
+            num_prefill_tokens=record.num_prefill_tokens,
+            num_decodes=record.num_decode_requests,
+            num_kv_tokens=int(inputs.batch.context_lens[: inputs.num_decodes].sum()),
+            time_us=record.total_us - record.plan_wait_us,
+        )
+        self.counters.num_iterations += 1
+        self.counters.num_safe_plans += record.plan_source is PlanSource.SAFE
+        self.counters.num_prefill_tokens += record.num_prefill_tokens
+
+    def _record(
+        self,
+        checked: CheckedPlan,
+        inputs: PassInputs,
+        obtained: ObtainedPlan,
+        source: PlanSource,
+        watch: StopWatch,
+        start_time_us: int,
+        num_finished: int,
+    ) -> PassRecord:
+        books = self._books
+        num_decode_tokens = int(inputs.num_tokens[: inputs.num_decodes].sum())
+        return PassRecord(
+            iteration=books.iteration,
+            start_time_us=start_time_us,
+            num_prefill_tokens=int(inputs.num_tokens.sum()) - num_decode_tokens,
+            num_decode_tokens=num_decode_tokens,
+            num_prefill_requests=len(inputs.rows) - inputs.num_decodes,
+            num_decode_requests=inputs.num_decodes,
+            num_running=len(books.rows_with(Status.RUNNING)),
+            num_waiting=len(books.rows_with(Status.WAITING)),
+            num_swapped=len(books.rows_with(Status.SWAPPED)),
+            num_free_blocks=books.block_pool.num_free,
+            num_free_swap_blocks=books.swap_space.num_free,
+            num_admitted=len(checked.admit),
+            num_resumed=len(checked.resume),
+            num_evicted_swap=len(checked.evict_by_swap),
+            num_evicted_recompute=len(checked.evict_by_recompute),
+            num_rejected=len(checked.reject),
+            num_finished=num_finished,
+            plan_source=source,
+            plan_wait_us=obtained.wait_us,
+            plan_round_trip_us=obtained.round_trip_us,
+            build_us=watch["build"],
+            forward_us=watch["copy"] + watch["forward"],
+            emit_us=watch["emit"],
+            total_us=watch.total_us,
+            predicted_us=obtained.plan.predicted_us if obtained.plan is not None else 0,
+        )

@@ -1,0 +1,53 @@
+"""A plan as the engine reads it: ids and small arrays. What each list means is said in the contract (plan.proto)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+class EvictMode(IntEnum):
+    """Numbered as in the contract."""
+
+    SWAP = 1
+    RECOMPUTE = 2
+
+
+class PlanSource(IntEnum):
+    """Where the plan of a pass came from; numbered as in the contract."""
+
+    OVERLAPPED = 1
+    DIRECT = 2
+    SAFE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A request that the scheduler turns away for good, and the sentence for its client."""
+
+    id: int
+    detail: str
+
+
+def _no_ids() -> Ids:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """Applied in the order evict, resume, admit; then one pass over ``scheduled``."""
+
+    iteration: int
+    scheduled: Ids = field(default_factory=_no_ids)  # [n]
+    num_tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # [n]
+    admit: Ids = field(default_factory=_no_ids)
+    resume: Ids = field(default_factory=_no_ids)
+    evict: Ids = field(default_factory=_no_ids)  # [m]
+    evict_modes: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # [m] EvictMode
+    reject: tuple[Rejection, ...] = ()
+    predicted_us: int = 0

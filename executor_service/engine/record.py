@@ -1,0 +1,77 @@
+"""What the engine tells of itself: one record a pass, and counters since the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from executor_service.engine.plan import PlanSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRecord:
+    """One pass; the fields are those of metronome.executor.v1.Pass."""
+
+    iteration: int
+    start_time_us: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_prefill_requests: int
+    num_decode_requests: int
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_free_blocks: int
+    num_free_swap_blocks: int
+    num_admitted: int
+    num_resumed: int
+    num_evicted_swap: int
+    num_evicted_recompute: int
+    num_rejected: int
+    num_finished: int
+    plan_source: PlanSource
+    plan_wait_us: int
+    plan_round_trip_us: int
+    build_us: int
+    forward_us: int
+    emit_us: int
+    total_us: int
+    predicted_us: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Since the start; the fields are those of metronome.executor.v1.Counters."""
+
+    num_iterations: int = 0
+    num_accepted: int = 0
+    num_finished: int = 0
+    num_cancelled: int = 0
+    num_expired: int = 0
+    num_rejected: int = 0
+    num_failed: int = 0
+    num_prefill_tokens: int = 0
+    num_output_tokens: int = 0
+    num_evicted_swap: int = 0
+    num_evicted_recompute: int = 0
+    num_safe_plans: int = 0
+    num_refused_plans: int = 0
+    num_plan_failures: int = 0
+    num_swap_failures: int = 0
+
+    def copy(self) -> Counters:
+        return replace(self)
+
+
+class Observer(Protocol):
+    """Hears what happens, on the engine's thread; must be quick and must not raise."""
+
+    def pass_done(self, record: PassRecord) -> None: ...
+
+    def plan_refused(self, iteration: int, detail: str) -> None: ...
+
+    def plan_unavailable(self, iteration: int, detail: str) -> None: ...
+
+    def requests_failed(self, request_ids: list[int], error: Exception) -> None: ...
+
+    def books_wrong(self, error: Exception) -> None: ...

@@ -1,0 +1,103 @@
+"""What a client asks of the engine, and what the engine tells it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FinishReason(IntEnum):
+    """Numbered as in the contract."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+class EndCause(IntEnum):
+    """Why a request ended without an answer."""
+
+    CANCELLED = 1
+    DEADLINE = 2
+    REJECTED = 3
+    INVALID_LOGITS = 4
+    FAILED = 5
+    SHUT_DOWN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose each token; every default filled in."""
+
+    temperature: float
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    seed: int  # 64 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    max_output_tokens: int
+    stop_strings: tuple[str, ...]
+    stop_token_ids: frozenset[int]  # the model's end tokens among them, unless they are ignored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One request, checked: it fits the executor's limits, and its tokens are of the vocabulary."""
+
+    id: int  # > 0, never reused
+    name: str  # what the client calls it
+    prompt_token_ids: NDArray[np.int32]  # [num_prompt_tokens >= 1]
+    sampling: Sampling
+    stopping: Stopping
+    priority: int
+    tenant: str
+    expected_output_tokens: int  # 0: unknown
+    arrival_time_us: int
+    deadline_us: int  # 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensEvent:
+    """More of an answer; ``text`` may be empty while a character or a possible stop string is incomplete."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedEvent:
+    """The answer is complete."""
+
+    request_id: int
+    finish_reason: FinishReason
+    matched_stop: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEvent:
+    """The request ended without an answer; ``detail`` is one sentence for its client."""
+
+    request_id: int
+    cause: EndCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What an answer took; times in microseconds since arrival."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    queue_time_us: int
+    time_to_first_token_us: int
+    total_time_us: int
+
+
+Event = TokensEvent | FinishedEvent | EndedEvent

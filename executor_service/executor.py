@@ -1,0 +1,67 @@
+"""The executor that the servicers speak for: a model, its tokenizer, and the engine on its thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+import torch
+from metronome.inference.v1 import inference_pb2 as pb
+
+from executor_service.convert.generate import ModelFacts, parse_generate
+from executor_service.engine.loop import Engine
+from executor_service.engine.request import Request
+from executor_service.engine.sequence import Sequence
+from executor_service.model.loaded import LoadedModel
+from executor_service.scheduler_client import SchedulerClient
+from executor_service.text.detokenizer import IncrementalDetokenizer
+from executor_service.text.stop import StopMatcher
+from executor_service.text.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executor:
+    executor_id: str
+    loaded: LoadedModel
+    facts: ModelFacts
+    engine: Engine
+    planner: SchedulerClient
+    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.facts.tokenizer
+
+    def parse(self, message: pb.GenerateRequest, *, time_remaining_s: float | None) -> Request:
+        """Check a request and give it an id. Raises ServiceError. Tokenises: not for the event loop."""
+        now_us = time.time_ns() // 1000
+        deadline_us = 0 if time_remaining_s is None else now_us + int(time_remaining_s * 1e6)
+        return parse_generate(message, self.facts, request_id=next(self._ids), now_us=now_us, deadline_us=deadline_us)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises QueueFullError or EngineClosedError."""
+        detokenizer = IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids.tolist())
+        stop_strings = StopMatcher(request.stopping.stop_strings)
+        self.engine.submit(Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings))
+
+    def start(self, on_death: Callable[[], None], *, threads: int | None) -> threading.Thread:
+        """Run the engine on a thread of its own. ``on_death`` is called there if the loop ends by an error."""
+
+        def run() -> None:
+            if threads is not None:
+                torch.set_num_threads(threads)  # of the calling thread: OpenMP keeps the number per thread
+            try:
+                self.engine.run()
+            except Exception:
+                log.exception("engine_died", executor_id=self.executor_id)
+                on_death()
+
+        thread = threading.Thread(target=run, name="engine", daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,72 @@
+"""Turns messages that cannot be parsed (broken UTF-8, cut off, no protobuf at all) into INVALID_ARGUMENT.
+
+gRPC itself answers INTERNAL then, which tells a client to blame, and a balancer to avoid, a server that is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+_MALFORMED = object()
+
+
+class MalformedMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(handler_call_details)
+        method: Any = handler and (handler.unary_stream or handler.unary_unary)
+        if method is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                _refusing_stream(method),
+                request_deserializer=_forgiving(handler.request_deserializer),
+                response_serializer=handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            _refusing_unary(method),
+            request_deserializer=_forgiving(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def forgiving(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _MALFORMED
+
+    return forgiving
+
+
+def _refusing_unary(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def refusing(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if request is _MALFORMED:
+            await _refuse(context)
+        return await method(request, context)
+
+    return refusing
+
+
+def _refusing_stream(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def refusing(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if request is _MALFORMED:
+            await _refuse(context)
+        async for response in method(request, context):
+            yield response
+
+    return refusing
+
+
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(
+        grpc.StatusCode.INVALID_ARGUMENT, "the message is not valid protobuf of its type; strings must be UTF-8"
+    )

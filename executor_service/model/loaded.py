@@ -1,0 +1,23 @@
+"""A loaded model: all that the rest of the executor knows about where it came from and what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """`model`, `config` and `tokenizer` are objects of transformers, whose classes differ from model to model."""
+
+    name: str
+    model: Any
+    config: Any
+    tokenizer: Any
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int  # tokens, prompt and output together
+    eos_token_ids: frozenset[int]  # any of them ends a text; empty if the model has none
+    bos_token_id: int | None

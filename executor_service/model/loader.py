@@ -1,0 +1,111 @@
+"""From what a user named to a model that is ready to run, by way of a directory of safetensors.
+
+transformers brings configuration, tokenizer, weights and module code; its import takes over a second, so it is imported
+where it is used. Every failure is a ModelSourceError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
+from executor_service.model.dtypes import resolve_dtype
+from executor_service.model.errors import ModelSourceError, UnsupportedModelError, as_model_source_error
+from executor_service.model.gguf import default_cache_dir
+from executor_service.model.loaded import LoadedModel
+from executor_service.model.sources import resolve_source
+
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def load_model(
+    source: str,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    progress: Callable[[str], None],
+    cache_dir: Path | None = None,
+) -> LoadedModel:
+    """Load a model of `sources.py` in a dtype of `dtypes.py`. `progress` gets one line for each step that takes time.
+
+    Raises ModelSourceError, or UnsupportedModelError where the model needs more than causal attention over a KV cache.
+    """
+    device = torch.device(device)
+    torch_dtype = resolve_dtype(dtype, device)
+    resolved = resolve_source(source, cache_dir=cache_dir or default_cache_dir(), progress=progress)
+    progress(f"loading {resolved.name} as {str(torch_dtype).removeprefix('torch.')} on {device}")
+    with as_model_source_error(f"cannot load {resolved.name}"):
+        return _load_directory(resolved.name, resolved.directory, torch_dtype, device)
+
+
+def _load_directory(name: str, directory: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    _check_supported(name, config)
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    model = _load_weights(name, directory, config, dtype)
+    text_config = config.get_text_config(decoder=True)
+    return LoadedModel(
+        name=name,
+        model=model.to(device),
+        config=config,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        max_model_len=text_config.max_position_embeddings,
+        eos_token_ids=_token_ids(
+            model.generation_config.eos_token_id, text_config.eos_token_id, tokenizer.eos_token_id
+        ),
+        bos_token_id=tokenizer.bos_token_id,
+    )
+
+
+def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -> Any:
+    """The model with paged attention, in evaluation mode, on the CPU."""
+    from transformers import AutoModelForCausalLM
+
+    register_paged_attention()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        attn_implementation=ATTN_IMPLEMENTATION,
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    model, loading = loaded
+    if loading["missing_keys"]:  # transformers warns and fills them with random numbers
+        raise ModelSourceError(f"{name} lacks weights, {min(loading['missing_keys'])} among them")
+    if not model._supports_attention_backend:
+        raise UnsupportedModelError(f"{name}: transformers has no pluggable attention for {type(model).__name__}")
+    return model
+
+
+def _check_supported(name: str, config: Any) -> None:
+    text_config = config.get_text_config(decoder=True)
+    other_layers = set(getattr(text_config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; only decoder models are served")
+    if other_layers:
+        raise UnsupportedModelError(f"{name} has layers that paged attention does not serve: {', '.join(other_layers)}")
+    if getattr(text_config, "use_bidirectional_attention", None):
+        raise UnsupportedModelError(f"{name} attends in both directions; only causal models are served")
+    if getattr(text_config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(f"{name} shares KV between layers, which the paged cache does not")
+
+
+def _token_ids(*candidates: int | list[int] | None) -> frozenset[int]:
+    """Configurations name one end token, several, or none."""
+    ids: set[int] = set()
+    for candidate in candidates:
+        if isinstance(candidate, list):
+            ids.update(candidate)
+        elif candidate is not None:
+            ids.add(candidate)
+    return frozenset(ids)

@@ -1,0 +1,1 @@
+"""Sampling the next token of every row, reproducible whoever shares the batch."""

@@ -1,0 +1,169 @@
+"""Asks the scheduler service for plans: a planner for the engine, over several addresses.
+
+Rules:
+- One address is in use until it fails; then the next one that is not in back-off is tried, within the same time limit.
+- An address that failed is left alone for a while that doubles with every failure in a row, with full jitter, so that a
+  scheduler that comes back is not met by all executors at once.
+- Where none can be asked, the engine is told so at once and goes on with its safe plan.
+
+Calls are unary: any replica can answer any of them, and a call that fails costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+import grpc
+from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
+from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from executor_service.convert.plan import MalformedPlanError, plan_from_response
+from executor_service.convert.state import cluster_state
+from executor_service.engine.plan import Plan
+from executor_service.engine.planner import PlanUnavailableError
+from executor_service.engine.snapshot import Snapshot
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MIN_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # The planner does its own failover; the channel only has to notice soon that a scheduler is back.
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A proxy meant for the outside world is no way to a scheduler next door.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class _Replica:
+    """One address, and when to leave it alone."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self.stub = SchedulerServiceStub(self._channel)
+        self._num_failures = 0
+        self._not_before = 0.0
+
+    @property
+    def may_be_asked(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    def succeeded(self) -> None:
+        self._num_failures = 0
+
+    def failed(self) -> None:
+        ceiling = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2**self._num_failures)
+        self._num_failures = min(self._num_failures + 1, 16)
+        self._not_before = time.monotonic() + random.uniform(0, ceiling)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class SchedulerClient:
+    """A planner over gRPC (see engine/planner.py). Used by the engine's thread alone.
+
+    ``policy``: a policy in full, the name of a profile, or None for the service's default.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        executor_id: str,
+        timeout_s: float,
+        policy: policy_pb2.Policy | str | None = None,
+    ) -> None:
+        assert addresses, "a planner needs an address"
+        self._replicas = [_Replica(address) for address in addresses]
+        self.executor_id = executor_id
+        self.timeout_s = timeout_s
+        self._policy = policy
+
+    def request(self, snapshot: Snapshot) -> PendingCall:
+        message = scheduler_pb2.PlanRequest(state=cluster_state(snapshot, executor_id=self.executor_id))
+        if isinstance(self._policy, str):
+            message.profile = self._policy
+        elif self._policy is not None:
+            message.policy.CopyFrom(self._policy)
+        return PendingCall(self, message)
+
+    def replicas(self) -> list[_Replica]:
+        """Those that may be asked now, the one in use first."""
+        return [replica for replica in self._replicas if replica.may_be_asked]
+
+    def use(self, replica: _Replica) -> None:
+        """Ask this one first from now on."""
+        self._replicas.remove(replica)
+        self._replicas.insert(0, replica)
+
+    def close(self) -> None:
+        for replica in self._replicas:
+            replica.close()
+
+
+class PendingCall:
+    """A plan that has been asked for; asks on, at the next address, when a scheduler fails."""
+
+    def __init__(self, client: SchedulerClient, message: scheduler_pb2.PlanRequest) -> None:
+        self._client = client
+        self._message = message
+        self._started = time.monotonic()
+        self._deadline = self._started + client.timeout_s
+        self._answered = 0.0
+        self._candidates = client.replicas()
+        self._failures: list[str] = []
+        self._replica: _Replica | None = None
+        self._call: grpc.CallFuture[scheduler_pb2.PlanResponse] | None = None
+        self._ask_next()
+
+    def result(self) -> Plan:
+        """The plan of the first scheduler that gives one in time. Raises PlanUnavailableError."""
+        while self._call is not None and self._replica is not None:
+            try:
+                response = self._call.result()
+                plan = plan_from_response(response, executor_id=self._client.executor_id)
+            except (grpc.RpcError, grpc.FutureCancelledError, MalformedPlanError) as error:
+                self._replica.failed()
+                self._failures.append(f"{self._replica.address}: {_describe(error)}")
+                self._ask_next()
+            else:
+                self._replica.succeeded()
+                self._client.use(self._replica)
+                return plan
+        raise PlanUnavailableError("; ".join(self._failures) or "all schedulers failed a moment ago")
+
+    @property
+    def round_trip_us(self) -> int:
+        return max(0, int((self._answered - self._started) * 1e6))
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()  # type: ignore[no-untyped-call]
+
+    def _ask_next(self) -> None:
+        self._replica, self._call = None, None
+        remaining_s = self._deadline - time.monotonic()
+        if self._candidates and remaining_s > 0:
+            self._replica = self._candidates.pop(0)
+            # What is left of the time is shared, so that one address that hangs leaves time for the others.
+            timeout_s = remaining_s / (len(self._candidates) + 1)
+            self._call = self._replica.stub.Plan.future(self._message, timeout=timeout_s)
+            self._call.add_done_callback(self._note_answer)
+
+    def _note_answer(self, _: object) -> None:
+        self._answered = time.monotonic()
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,178 @@
+"""Life of an executor process: listen, load, serve, drain, stop.
+
+It listens at once and says NOT_SERVING until the model is loaded, so that whoever waits for it can tell a start from a
+failure. The first SIGTERM or SIGINT drains: new requests are refused, those accepted have ``grace_s`` to finish. A
+second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+from metronome.executor.v1 import executor_pb2
+from metronome.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
+from metronome.inference.v1 import inference_pb2
+from metronome.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+
+from executor_service.build import build_executor
+from executor_service.config import Config
+from executor_service.control_servicer import ExecutorServicer
+from executor_service.executor import Executor
+from executor_service.malformed import MalformedMessageInterceptor
+from executor_service.servicer import InferenceServicer, Serving
+from executor_service.streams import Streams
+from executor_service.telemetry import EngineLog
+from executor_service.watch import WatchHub
+
+log = structlog.get_logger()
+
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
+)
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_OPTIONS = (
+    # Two servers on one port would share its connections and neither would know.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Clients may ping every 10 s, also while they only wait.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class PortTakenError(Exception):
+    """Another process listens on the port."""
+
+
+class Server:
+    """One executor process."""
+
+    def __init__(self, config: Config) -> None:
+        loop = asyncio.get_running_loop()
+        self._config = config
+        self._executor_id = config.executor_id or ""
+        self._loop = loop
+        self._hub = WatchHub(loop)
+        self._serving = Serving(streams=Streams(loop))
+        self._health = HealthServicer()
+        self._server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()], options=_OPTIONS)
+        self._stop_asked = asyncio.Event()
+        self._engine_died = False
+        control = ExecutorServicer(self._serving, self._hub, begin_drain=self._begin_drain)
+        add_InferenceServiceServicer_to_server(InferenceServicer(self._serving), self._server)
+        add_ExecutorServiceServicer_to_server(control, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
+            self._server,
+        )
+
+    async def run(self) -> int:
+        """Serve until told to stop. Returns the exit status.
+
+        Raises PortTakenError, ModelSourceError, CacheTooSmallError.
+        """
+        self._handle_signals()
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._listen()
+        try:
+            loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+            stopping = asyncio.ensure_future(self._stop_asked.wait())
+            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                log.info("stopped_while_loading")
+                os._exit(0)  # a thread that loads a model cannot be stopped in any other way
+            self._serving.executor = loading.result()
+            self._serving.executor.start(self._on_engine_death, threads=self._config.threads)
+            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+            log.info("executor_serving", executor_id=self._executor_id, model=self._config.model)
+            await stopping
+            await self._drain()
+        finally:
+            await self._server.stop(grace=0.5)
+        return 1 if self._engine_died else 0
+
+    async def _listen(self) -> None:
+        config = self._config
+        try:
+            port = self._server.add_insecure_port(f"{config.host}:{config.port}")
+        except RuntimeError as error:
+            raise PortTakenError(
+                f"cannot listen on {config.host}:{config.port}; is the port taken? choose another with --port"
+            ) from error
+        await self._server.start()
+        address = f"{config.host}:{port}"
+        self._executor_id = self._executor_id or f"{socket.gethostname()}:{port}"
+        log.info("executor_listening", address=address, executor_id=self._executor_id)
+        if config.address_file is not None:
+            _write_whole(config.address_file, address + "\n")
+
+    def _load(self) -> Executor:
+        return build_executor(
+            self._config,
+            executor_id=self._executor_id,
+            sink=self._serving.streams.deliver,
+            observer=EngineLog(self._executor_id, self._hub.publish),
+            progress=lambda message: log.info("model_progress", message=message),
+        )
+
+    async def _drain(self) -> None:
+        """Let accepted requests finish, as far as the grace period goes; the engine ends the rest."""
+        self._begin_drain()
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        log.info("draining", num_requests=len(self._serving.streams.names()), grace_s=self._config.grace_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._engine_died else self._config.grace_s):
+                await self._serving.streams.wait_until_empty()
+        executor = self._serving.executor
+        assert executor is not None
+        executor.engine.inbox.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.grace_s + 1):
+                await self._serving.streams.wait_until_empty()
+        executor.planner.close()
+        log.info("executor_stopped")
+
+    def _begin_drain(self) -> None:
+        self._serving.draining = True
+        executor = self._serving.executor
+        if executor is not None:
+            engine = executor.engine
+            engine.inbox.put(lambda: setattr(engine, "draining", True))
+
+    def _on_engine_death(self) -> None:
+        self._engine_died = True
+        self._loop.call_soon_threadsafe(self._stop_asked.set)
+
+    def _handle_signals(self) -> None:
+        def stop() -> None:
+            if self._stop_asked.is_set():
+                log.warning("stopped_at_once")
+                os._exit(1)
+            self._stop_asked.set()
+
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signal_number, stop)
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", *SERVICES):
+            await self._health.set(service, status)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whoever reads the file sees all of it or none."""
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(text)
+    scratch.replace(path)

@@ -1,0 +1,185 @@
+"""The inference service: parse, submit, stream. Whatever it decides is decided elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import grpc
+from metronome.inference.v1 import error_reason_pb2 as reasons
+from metronome.inference.v1 import inference_pb2 as pb
+from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
+
+from executor_service.convert.generate import delta, finished, prompt_tokens, started
+from executor_service.engine.inbox import EngineClosedError, QueueFullError
+from executor_service.engine.request import EndedEvent, Event, FinishedEvent, Request, TokensEvent
+from executor_service.errors import ServiceError, abort, error_of_ending
+from executor_service.executor import Executor
+from executor_service.streams import NameTakenError, Stream, Streams
+from executor_service.text.errors import UnknownTokenError
+
+# Proxies and firewalls drop streams that are silent for a minute or more.
+HEARTBEAT_INTERVAL_S = 15.0
+RETRY_AFTER = timedelta(seconds=1)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True)
+class Serving:
+    """What the servicers share: the executor once its model is loaded, and whether it still takes requests."""
+
+    streams: Streams
+    executor: Executor | None = None
+    draining: bool = False
+
+    def ready(self) -> Executor:
+        """Raises ServiceError while the model is loading."""
+        if self.executor is None:
+            raise ServiceError(
+                reasons.ERROR_REASON_MODEL_LOADING, "the model is still loading", retry_after=RETRY_AFTER
+            )
+        return self.executor
+
+
+class InferenceServicer(InferenceServiceServicer):
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            executor = self._serving.ready()
+            accepted, stream = await self._accept(executor, request, context)
+        except ServiceError as error:
+            await _abort(context, error)
+        try:
+            sequence = 0
+            yield pb.GenerateResponse(sequence=sequence, started=started(accepted))
+            async for response in _responses(stream, with_text=not request.output.omit_text):
+                sequence += 1
+                response.sequence = sequence
+                yield response
+        except ServiceError as error:
+            await _abort(context, error)
+        finally:
+            # The client left, or all is said; the engine leaves a request alone that has ended.
+            executor.engine.cancel(accepted.id)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        try:
+            executor = self._serving.ready()
+            request_id = self._serving.streams.id_of(request.request_id)
+            if request_id is None:
+                message = f"no request {request.request_id!r} is in this executor"
+                raise ServiceError(reasons.ERROR_REASON_UNKNOWN_REQUEST_ID, message, field="request_id")
+        except ServiceError as error:
+            await _abort(context, error)
+        executor.engine.cancel(request_id)
+        return pb.CancelResponse()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        try:
+            executor = self._serving.ready()
+            tokens = await asyncio.to_thread(prompt_tokens, request, executor.tokenizer)
+        except ServiceError as error:
+            await _abort(context, error)
+        return pb.TokenizeResponse(token_ids=tokens)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        try:
+            executor = self._serving.ready()
+            try:
+                text = await asyncio.to_thread(executor.tokenizer.decode, request.token_ids)
+            except UnknownTokenError as error:
+                raise ServiceError(reasons.ERROR_REASON_UNKNOWN_TOKEN, str(error), field="token_ids") from error
+        except ServiceError as error:
+            await _abort(context, error)
+        return pb.DetokenizeResponse(text=text)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        try:
+            executor = self._serving.ready()
+        except ServiceError as error:
+            await _abort(context, error)
+        loaded = executor.loaded
+        return pb.GetModelInfoResponse(
+            model=loaded.name,
+            architecture=type(loaded.model).__name__,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            device=str(loaded.device),
+            num_parameters=loaded.model.num_parameters(),
+            vocab_size=executor.tokenizer.vocab_size,
+            max_model_len=executor.facts.limits.max_request_tokens,
+            has_chat_template=executor.tokenizer.has_chat_template,
+            eos_token_ids=sorted(loaded.eos_token_ids),
+        )
+
+    async def _accept(
+        self, executor: Executor, message: pb.GenerateRequest, context: Context
+    ) -> tuple[Request, Stream]:
+        """Check a request and queue it. Raises ServiceError, and then leaves nothing behind."""
+        self._check_not_draining()
+        streams = self._serving.streams
+        request = await asyncio.to_thread(executor.parse, message, time_remaining_s=context.time_remaining())
+        self._check_not_draining()
+        try:
+            stream = streams.open(request.id, request.name)
+        except NameTakenError as error:
+            raise ServiceError(
+                reasons.ERROR_REASON_DUPLICATE_REQUEST_ID,
+                f"request {request.name!r} is in this executor already",
+                field="request_id",
+            ) from error
+        try:
+            executor.submit(request)
+        except QueueFullError as error:
+            streams.close(stream)
+            raise ServiceError(reasons.ERROR_REASON_QUEUE_FULL, str(error), retry_after=RETRY_AFTER) from error
+        except EngineClosedError as error:
+            streams.close(stream)
+            raise ServiceError(reasons.ERROR_REASON_DRAINING, str(error), retry_after=RETRY_AFTER) from error
+        return request, stream
+
+    def _check_not_draining(self) -> None:
+        if self._serving.draining:
+            raise ServiceError(
+                reasons.ERROR_REASON_DRAINING,
+                "this executor drains and takes no new requests; try another",
+                retry_after=RETRY_AFTER,
+            )
+
+
+async def _responses(stream: Stream, *, with_text: bool) -> AsyncIterator[pb.GenerateResponse]:
+    """The events of a request up to its end. Raises ServiceError where it ended without an answer."""
+    while True:
+        event = await _next_event(stream)
+        match event:
+            case None:
+                yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
+            case TokensEvent():
+                message = delta(event)
+                if not with_text:
+                    message.ClearField("text")
+                yield pb.GenerateResponse(delta=message)
+            case FinishedEvent():
+                yield pb.GenerateResponse(finished=finished(event))
+                return
+            case EndedEvent(cause=cause, detail=detail):
+                raise error_of_ending(cause, detail)
+
+
+async def _next_event(stream: Stream) -> Event | None:
+    """None: nothing came for a while."""
+    try:
+        async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+            return await stream.events.get()
+    except TimeoutError:
+        return None
+
+
+async def _abort(context: Context, error: ServiceError) -> NoReturn:
+    await abort(context, error)
+    raise AssertionError("abort raises")

@@ -1,0 +1,74 @@
+"""From the engine's thread to the streams of clients: who listens to which request, and which names are taken.
+
+Everything but ``deliver`` runs on the event loop. A name is taken from ``open`` to the engine's word that the request
+has ended, not to the client's leaving: so a late cancel can never meet the next request of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from executor_service.engine.request import Event, TokensEvent
+
+
+class NameTakenError(Exception):
+    """A request of this name is in the executor."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """The events of one request, as they come."""
+
+    request_id: int
+    name: str
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+
+class Streams:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._by_id: dict[int, Stream] = {}
+        self._ids: dict[str, int] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def open(self, request_id: int, name: str) -> Stream:
+        """Raises NameTakenError."""
+        if name in self._ids:
+            raise NameTakenError(name)
+        stream = Stream(request_id=request_id, name=name)
+        self._ids[name] = request_id
+        self._by_id[request_id] = stream
+        self._empty.clear()
+        return stream
+
+    def id_of(self, name: str) -> int | None:
+        return self._ids.get(name)
+
+    def names(self) -> list[tuple[int, str]]:
+        """(id, name) of all requests, ascending."""
+        return sorted((request_id, stream.name) for request_id, stream in self._by_id.items())
+
+    def close(self, stream: Stream) -> None:
+        """Forget a request that has ended, or never reached the engine."""
+        if self._by_id.pop(stream.request_id, None) is not None:
+            del self._ids[stream.name]
+        if not self._by_id:
+            self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        await self._empty.wait()
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hand a pass's events over. Called on the engine's thread."""
+        self._loop.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            stream = self._by_id.get(event.request_id)
+            if stream is None:
+                continue
+            stream.events.put_nowait(event)
+            if not isinstance(event, TokensEvent):
+                self.close(stream)

@@ -1,0 +1,1 @@
+"""Text in and out: tokenizing, incremental detokenizing, stop strings. No torch, no grpc."""

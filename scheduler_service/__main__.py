@@ -1,0 +1,26 @@
+"""`python -m scheduler_service`, or `metronome-scheduler`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from scheduler_service.config import parse_config
+from scheduler_service.profiles import ProfileError, load_profiles
+from scheduler_service.server import AddressError, serve
+from scheduler_service.telemetry import configure_logging
+
+
+def main() -> None:
+    """Run the service until a signal ends it. Exit status 1 if it cannot start, 2 for flags that make no sense."""
+    config = parse_config(sys.argv[1:], os.environ)
+    configure_logging(config.log_format, config.log_level)
+    try:
+        asyncio.run(serve(config, load_profiles(config.profile)))
+    except (AddressError, ProfileError) as error:
+        sys.exit(f"metronome-scheduler: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Settings of the service: flags before environment (`METRONOME_SCHEDULER_*`) before defaults, checked at start."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from scheduler_service.profiles import DEFAULT_PROFILE
+
+ENVIRONMENT_PREFIX = "METRONOME_SCHEDULER_"
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Least level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Settings. `port` 0: any free one. `address_file`: gets `host:port` once the service listens; None: no file."""
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    log_format: LogFormat = LogFormat.CONSOLE
+    log_level: LogLevel = LogLevel.INFO
+    max_message_bytes: int = 64 * 1024 * 1024
+    profile: str = DEFAULT_PROFILE
+    address_file: Path | None = None
+
+
+def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> SchedulerConfig:
+    """The settings. A value that cannot be is a usage error: one line on stderr and exit status 2."""
+    parser = _parser()
+    given: dict[str, Any] = {}
+    flags = vars(parser.parse_args(arguments))
+    from_environment = [
+        part
+        for name in flags
+        if (value := environment.get(ENVIRONMENT_PREFIX + name.upper())) is not None
+        for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    given |= {name: value for name, value in vars(parser.parse_args(from_environment)).items() if value is not None}
+    given |= {name: value for name, value in flags.items() if value is not None}
+    return SchedulerConfig(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = SchedulerConfig()
+    parser = argparse.ArgumentParser(
+        prog="metronome-scheduler",
+        description="Plans LLM inference, iteration by iteration, for executors that ask over gRPC.",
+        epilog=f"Each flag can be given in the environment too, as in {ENVIRONMENT_PREFIX}PORT=50051.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", help=f"address to listen on (default: {default.host})")
+    parser.add_argument("--port", type=_port, help=f"port to listen on; 0: any free one (default: {default.port})")
+    parser.add_argument("--log-format", type=LogFormat, choices=list(LogFormat), help="default: console")
+    parser.add_argument("--log-level", type=LogLevel, choices=list(LogLevel), help="default: info")
+    parser.add_argument("--max-message-bytes", type=_positive, help="largest message, in bytes (default: 64 MiB)")
+    parser.add_argument("--profile", help=f"policy where a request names none (default: {default.profile})")
+    parser.add_argument("--address-file", type=Path, help="file that gets host:port once the service listens")
+    return parser
+
+
+def _port(text: str) -> int:
+    port = _whole_number(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port: 0 to 65535")
+    return port
+
+
+def _positive(text: str) -> int:
+    number = _whole_number(text)
+    if not 0 < number < 2**31:
+        raise argparse.ArgumentTypeError(f"{number} is not between 1 and 2147483647")
+    return number
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None

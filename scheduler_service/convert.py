@@ -1,0 +1,237 @@
+"""Protobuf in, columns out, and back. The only module that knows both the contract and the core.
+
+Names and enum numbers are the same on both sides, so most of it is written once for all fields. A column that is left
+out is 0 in every row; one that has not the length of `id` is refused, and so is an enum value that nobody knows. What
+the figures mean is not looked at here: that is `core/validate.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import numpy as np
+from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, state_pb2
+
+from scheduler_service.core.errors import ErrorReason, PolicyError, StateError
+from scheduler_service.core.executor_plan import (
+    Evictions,
+    EvictMode,
+    ExecutorPlan,
+    Explanations,
+    Rejections,
+    Scheduled,
+    Transitions,
+)
+from scheduler_service.core.policy import (
+    Admission,
+    BatchComposition,
+    Eviction,
+    HeadOfLine,
+    Ordering,
+    Policy,
+    Preemption,
+    PrefillSharing,
+    Victim,
+)
+from scheduler_service.core.state import (
+    COLUMN_NAMES,
+    ClusterState,
+    ExecutorLimits,
+    ExecutorState,
+    LatencyModel,
+    Requests,
+    Tenant,
+)
+from scheduler_service.core.verify import Violation
+
+POLICY_ENUMS: dict[str, type[IntEnum]] = {
+    "ordering": Ordering,
+    "admission": Admission,
+    "preemption": Preemption,
+    "victim": Victim,
+    "eviction": Eviction,
+    "prefill_sharing": PrefillSharing,
+    "batch_composition": BatchComposition,
+    "head_of_line": HeadOfLine,
+}
+
+_REQUIRED_COLUMNS = ("id", "status", "num_prompt_tokens")
+_LATENCY_FIELDS = tuple(field.name for field in state_pb2.LatencyModel.DESCRIPTOR.fields)
+_LIMIT_FIELDS = tuple(field.name for field in state_pb2.ExecutorLimits.DESCRIPTOR.fields)
+
+_Table = TypeVar("_Table", Scheduled, Transitions, Evictions, Rejections)
+
+
+def cluster_from(message: state_pb2.ClusterState, field: str) -> ClusterState:
+    """The state in a message. `field`: its path, for errors. Raises StateError."""
+    executors = enumerate(message.executors)
+    return ClusterState(
+        now_us=message.now_us,
+        executors=tuple(_executor_from(executor, f"{field}.executors[{i}]") for i, executor in executors),
+        tenants=_tenants_from(message.tenants, f"{field}.tenants"),
+    )
+
+
+def _executor_from(message: state_pb2.ExecutorState, field: str) -> ExecutorState:
+    if not message.HasField("limits"):
+        raise _missing(f"{field}.limits")
+    limits = {name: getattr(message.limits, name) for name in _LIMIT_FIELDS}
+    if not message.limits.HasField("max_num_waiting"):
+        limits["max_num_waiting"] = None
+    latency = None
+    if message.HasField("latency"):
+        latency = LatencyModel(**{name: getattr(message.latency, name) for name in _LATENCY_FIELDS})
+    return ExecutorState(
+        executor_id=message.executor_id,
+        iteration=message.iteration,
+        limits=ExecutorLimits(**limits),
+        num_free_blocks=message.num_free_blocks,
+        num_free_swap_blocks=message.num_free_swap_blocks,
+        latency=latency,
+        requests=requests_from(message.requests, f"{field}.requests"),
+        draining=message.draining,
+    )
+
+
+def requests_from(message: state_pb2.RequestTable, field: str) -> Requests:
+    """The columns of a request table. Raises StateError for a column that is missing or of another length than `id`."""
+    requests = Requests.from_columns(len(message.id), _columns_of(message, COLUMN_NAMES, _REQUIRED_COLUMNS, field))
+    # The contract lets a prompt be cached whole. Its last token is computed again all the same: the next one is sampled
+    # from it. So to the core such a request has all but that token.
+    cached_whole = (requests.num_output_tokens == 0) & (requests.num_computed_tokens == requests.num_prompt_tokens)
+    requests.num_computed_tokens[:] -= cached_whole
+    return requests
+
+
+def _columns_of(message: Any, names: Sequence[str], required: Sequence[str], field: str) -> dict[str, Any]:
+    """The columns that a table has, checked for their lengths."""
+    columns = {name: np.asarray(column) for name in names if len(column := getattr(message, name)) > 0}
+    if not columns:
+        return columns
+    for name in required:
+        if name not in columns:
+            raise _missing(f"{field}.{name}")
+    for name, column in columns.items():
+        if len(column) != len(message.id):
+            lengths = {"length": str(len(column)), "expected": str(len(message.id))}
+            description = f"has {len(column)} rows, and id has {len(message.id)}"
+            raise StateError(f"{field}.{name}", ErrorReason.COLUMN_LENGTH, description, lengths)
+    return columns
+
+
+def _tenants_from(message: state_pb2.TenantTable, field: str) -> tuple[Tenant, ...]:
+    count = len(message.name)
+    columns: list[Sequence[float]] = []
+    for name, absent in (("weight", 1.0), ("service", 0.0)):
+        column: Sequence[float] = getattr(message, name) or [absent] * count
+        if len(column) != count:
+            lengths = {"length": str(len(column)), "expected": str(count)}
+            description = f"has {len(column)} rows, and name has {count}"
+            raise StateError(f"{field}.{name}", ErrorReason.COLUMN_LENGTH, description, lengths)
+        columns.append(column)
+    return tuple(
+        Tenant(name=name, weight=weight, service=service)
+        for name, weight, service in zip(message.name, *columns, strict=True)
+    )
+
+
+def policy_from(message: policy_pb2.Policy, field: str) -> Policy:
+    """The policy in a message; what it leaves out has the default. Raises PolicyError for an unknown enum value."""
+    settings: dict[str, Any] = {}
+    for setting, value in message.ListFields():
+        enum = POLICY_ENUMS.get(setting.name)
+        settings[setting.name] = value if enum is None else _choice(enum, value, f"{field}.{setting.name}")
+    return Policy(**settings)
+
+
+def _choice(enum: type[IntEnum], number: int, field: str) -> IntEnum:
+    try:
+        return enum(number)
+    except ValueError:
+        metadata = {"value": str(number)}
+        raise PolicyError(field, ErrorReason.UNKNOWN_VALUE, f"{number} is no known value", metadata) from None
+
+
+def policy_message(policy: Policy) -> policy_pb2.Policy:
+    """The message of a policy, every setting given that is not unbounded."""
+    settings = {field.name: getattr(policy, field.name) for field in policy_pb2.Policy.DESCRIPTOR.fields}
+    return policy_pb2.Policy(**{name: value for name, value in settings.items() if value is not None})
+
+
+def plan_message(plan: ExecutorPlan) -> plan_pb2.ExecutorPlan:
+    """The message of a plan."""
+    message = plan_pb2.ExecutorPlan(
+        executor_id=plan.executor_id,
+        iteration=plan.iteration,
+        predicted_time_us=plan.predicted_time_us,
+        digest=plan.digest,
+    )
+    for name in ("scheduled", "admit", "resume", "evict", "reject"):
+        _fill(getattr(message, name), getattr(plan, name))
+    composition = plan.composition
+    message.composition.num_prefill_tokens = composition.num_prefill_tokens
+    message.composition.num_decode_tokens = composition.num_decode_tokens
+    message.composition.num_prefill_requests = composition.num_prefill_requests
+    message.composition.num_decode_requests = composition.num_decode_requests
+    if plan.shortfall is not None:
+        message.shortfall.id = plan.shortfall.id
+        message.shortfall.reason = plan.shortfall.reason.value  # type: ignore[assignment]
+        message.shortfall.needed = plan.shortfall.needed
+        message.shortfall.available = plan.shortfall.available
+    if plan.explanations is not None:
+        message.explanations.SetInParent()
+        _fill(message.explanations, plan.explanations)
+    return message
+
+
+def _fill(message: Any, table: Scheduled | Transitions | Evictions | Rejections | Explanations) -> None:
+    if len(table.id) > 0:
+        for name in table.__slots__:
+            getattr(message, name).extend(getattr(table, name).tolist())
+
+
+def plan_from(message: plan_pb2.ExecutorPlan, field: str) -> ExecutorPlan:
+    """The lists of a plan to verify. Raises StateError for columns of unequal length and for unknown modes."""
+    evict = _table_from(Evictions, message.evict, ("id", "mode"), f"{field}.evict")
+    modes = [mode.value for mode in EvictMode]
+    for row, mode in enumerate(evict.mode.tolist()):
+        if mode not in modes:
+            raise StateError(
+                f"{field}.evict.mode[{row}]", ErrorReason.UNKNOWN_VALUE, f"{mode} is no mode", {"value": str(mode)}
+            )
+    return ExecutorPlan(
+        executor_id=message.executor_id,
+        iteration=message.iteration,
+        scheduled=_table_from(Scheduled, message.scheduled, ("id", "num_tokens"), f"{field}.scheduled"),
+        admit=_table_from(Transitions, message.admit, ("id",), f"{field}.admit"),
+        resume=_table_from(Transitions, message.resume, ("id",), f"{field}.resume"),
+        evict=evict,
+        reject=_table_from(Rejections, message.reject, ("id",), f"{field}.reject"),
+        digest=message.digest,
+    )
+
+
+def _table_from(table: type[_Table], message: Any, required: Sequence[str], field: str) -> _Table:
+    names = table.__slots__
+    columns = _columns_of(message, names, required, field)
+    absent = np.zeros(len(message.id), dtype=np.int64)
+    return table(**{name: columns.get(name, absent).astype(np.int64) for name in names})
+
+
+def violation_messages(violations: Iterable[Violation]) -> list[scheduler_pb2.Violation]:
+    """The messages of what is broken."""
+    return [
+        scheduler_pb2.Violation(
+            executor_id=violation.executor_id,
+            invariant=violation.invariant.value,  # type: ignore[arg-type]
+            ids=violation.ids,
+            description=violation.description,
+        )
+        for violation in violations
+    ]
+
+
+def _missing(field: str) -> StateError:
+    return StateError(field, ErrorReason.MISSING_FIELD, "is required")

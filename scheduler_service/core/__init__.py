@@ -1,0 +1,1 @@
+"""The planning core: pure functions over NumPy columns. Read `plan.py` first."""

@@ -1,0 +1,94 @@
+"""The reason of every request of a state, read off the plan.
+
+Who is in a list of the plan has the reason given there. Of the others, those that load wait for their KV; those that
+run wait for a block or for the token budget; the head of the queue waits for what the shortfall says, and the rest of
+the queue behind it. When blocks ran out, or the executor drains, that is the reason of all whom it keeps out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_service.core.executor_plan import ExecutorPlan, Explanations, Reason, Shortfall
+from scheduler_service.core.memory import has_run, new_blocks
+from scheduler_service.core.state import (
+    BoolArray,
+    ClusterState,
+    ExecutorState,
+    IntArray,
+    Requests,
+    RequestStatus,
+    rows_where,
+)
+
+
+def explain(cluster: ClusterState, plans: tuple[ExecutorPlan, ...]) -> tuple[ExecutorPlan, ...]:
+    """The same plans, each with the reasons of all requests of its executor."""
+    return tuple(
+        replace(plan, explanations=explain_executor(executor, plan))
+        for executor, plan in zip(cluster.executors, plans, strict=True)
+    )
+
+
+def explain_executor(executor: ExecutorState, plan: ExecutorPlan) -> Explanations:
+    """One row for every request, ascending by id."""
+    requests = executor.requests.take(np.argsort(executor.requests.id))
+    explanations = _nothing_known(requests)
+    running = requests.having(RequestStatus.RUNNING)
+    loading = requests.having(RequestStatus.LOADING)
+    _explain_running(explanations, requests, running, executor.limits.block_size)
+    explanations.reason[loading] = Reason.WAITING_FOR_KV
+    _explain_queue(explanations, ~(running | loading), plan.shortfall)
+    if executor.draining:
+        shut_out = requests.having(RequestStatus.WAITING) & ~has_run(requests)
+        _set(explanations, rows_where(shut_out), Reason.WAITING_DRAINING)
+    _explain_lists(explanations, plan)
+    return explanations
+
+
+def _nothing_known(requests: Requests) -> Explanations:
+    reason, needed, available, behind_id = np.zeros((4, len(requests)), dtype=np.int64)
+    return Explanations(id=requests.id, reason=reason, needed=needed, available=available, behind_id=behind_id)
+
+
+def _explain_running(explanations: Explanations, requests: Requests, running: BoolArray, block_size: int) -> None:
+    next_block = new_blocks(requests, requests.num_computed_tokens + 1, block_size)
+    lacks_block = next_block > 0
+    _set(explanations, rows_where(running & ~lacks_block), Reason.WAITING_FOR_TOKEN_BUDGET, needed=1)
+    _set(explanations, rows_where(running & lacks_block), Reason.WAITING_FOR_BLOCKS, needed=1)
+
+
+def _explain_queue(explanations: Explanations, queued: BoolArray, shortfall: Shortfall | None) -> None:
+    if shortfall is None:
+        return
+    if shortfall.reason is Reason.WAITING_AFTER_EVICTION:
+        _set(explanations, rows_where(queued), shortfall.reason)
+    else:
+        _set(explanations, rows_where(queued), Reason.WAITING_BEHIND, behind_id=shortfall.id)
+    head = np.searchsorted(explanations.id, [shortfall.id])
+    _set(explanations, head, shortfall.reason, needed=shortfall.needed, available=shortfall.available)
+
+
+def _explain_lists(explanations: Explanations, plan: ExecutorPlan) -> None:
+    for table in (plan.scheduled, plan.evict):
+        _set(explanations, np.searchsorted(explanations.id, table.id), table.reason)
+    reject = plan.reject
+    rows = np.searchsorted(explanations.id, reject.id)
+    _set(explanations, rows, reject.reason, needed=reject.needed, available=reject.available)
+
+
+def _set(
+    explanations: Explanations,
+    rows: IntArray,
+    reason: IntArray | Reason,
+    *,
+    needed: IntArray | int = 0,
+    available: IntArray | int = 0,
+    behind_id: int = 0,
+) -> None:
+    explanations.reason[rows] = reason
+    explanations.needed[rows] = needed
+    explanations.available[rows] = available
+    explanations.behind_id[rows] = behind_id

@@ -1,0 +1,178 @@
+"""What can be asked for: every setting of policy.proto, with the same names, numbers and defaults.
+
+`check_policy` refuses what makes no sense for any scheduler, `check_offered` what this one does not build yet. The
+planner relies on both and looks only at settings that are built; the verifier relies on the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from scheduler_service.core.errors import ErrorReason, PolicyConflictError, PolicyError, UnsupportedPolicyError
+
+
+class Ordering(IntEnum):
+    """Who comes first."""
+
+    FIFO = 1
+    SHORTEST_JOB_FIRST = 2
+    PRIORITY = 3
+    EARLIEST_DEADLINE_FIRST = 4
+    FAIR = 5
+
+
+class Admission(IntEnum):
+    """When memory allows to admit."""
+
+    RESERVE = 1
+    WATERMARK = 2
+    PREDICTIVE = 3
+
+
+class Preemption(IntEnum):
+    """When running work may be evicted."""
+
+    NEVER = 1
+    WHEN_FULL = 2
+    FOR_PRIORITY = 3
+
+
+class Victim(IntEnum):
+    """Whom to evict."""
+
+    LAST_IN_ORDER = 1
+    CHEAPEST = 2
+
+
+class Eviction(IntEnum):
+    """What happens to the KV of an evicted request."""
+
+    SWAP = 1
+    RECOMPUTE = 2
+    AUTO = 3
+
+
+class PrefillSharing(IntEnum):
+    """How prefills share the tokens that decodes leave."""
+
+    FIRST_COME = 1
+    EQUAL = 2
+
+
+class BatchComposition(IntEnum):
+    """Which phases share a pass."""
+
+    MIXED = 1
+    PREFILL_FIRST = 2
+    DECODE_FIRST = 3
+    SEPARATE = 4
+
+
+class HeadOfLine(IntEnum):
+    """What happens when the first in order does not fit."""
+
+    STRICT = 1
+    SKIP = 2
+    BACKFILL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How to decide. Each setting is described in policy.proto; None means unbounded, or none."""
+
+    ordering: Ordering = Ordering.FIFO
+    aging_seconds: float = 10.0
+    kv_residency_charge: float = 0.0
+    admission: Admission = Admission.WATERMARK
+    watermark: float = 0.01
+    preemption: Preemption = Preemption.WHEN_FULL
+    victim: Victim = Victim.LAST_IN_ORDER
+    max_preemptions: int | None = None
+    eviction: Eviction = Eviction.AUTO
+    chunk_size_tokens: int = 512
+    max_num_partial_prefills: int | None = None
+    prefill_sharing: PrefillSharing = PrefillSharing.FIRST_COME
+    target_inter_token_latency_us: int | None = None
+    batch_composition: BatchComposition = BatchComposition.MIXED
+    head_of_line: HeadOfLine = HeadOfLine.STRICT
+    max_times_overtaken: int = 16
+    hold_for_shared_prefix: bool = False
+    max_num_waiting: int | None = None
+    max_num_waiting_per_tenant: int | None = None
+    reject_missed_deadlines: bool = False
+
+
+_CHOICES_OFFERED: dict[str, tuple[IntEnum, ...]] = {
+    "ordering": (Ordering.FIFO,),
+    "admission": (Admission.WATERMARK,),
+    "preemption": (Preemption.WHEN_FULL,),
+    "victim": (Victim.LAST_IN_ORDER,),
+    "eviction": (Eviction.SWAP, Eviction.RECOMPUTE, Eviction.AUTO),
+    "prefill_sharing": (PrefillSharing.FIRST_COME,),
+    "batch_composition": (BatchComposition.MIXED,),
+    "head_of_line": (HeadOfLine.STRICT,),
+}
+
+_NOT_OFFERED_UNLESS_LEFT_OUT = (
+    "max_preemptions",
+    "target_inter_token_latency_us",
+    "hold_for_shared_prefix",
+    "max_num_waiting",
+    "max_num_waiting_per_tenant",
+    "reject_missed_deadlines",
+)
+
+# Least value that a setting may have; the value itself is allowed where `_ABOVE` does not name the setting.
+_LEAST: dict[str, int] = {
+    "aging_seconds": 0,
+    "kv_residency_charge": 0,
+    "watermark": 0,
+    "max_preemptions": 0,
+    "chunk_size_tokens": 1,
+    "max_num_partial_prefills": 1,
+    "target_inter_token_latency_us": 1,
+    "max_times_overtaken": 0,
+    "max_num_waiting": 0,
+    "max_num_waiting_per_tenant": 0,
+}
+_ABOVE = ("aging_seconds",)
+_MOST: dict[str, float] = {"watermark": 1.0}
+
+
+def check_policy(policy: Policy, field: str) -> None:
+    """Refuse a policy that makes no sense. `field`: its path in the message.
+
+    Raises PolicyError (a setting out of its range) or PolicyConflictError.
+    """
+    _check_ranges(policy, field)
+    if policy.preemption is Preemption.NEVER and policy.admission is not Admission.RESERVE:
+        raise PolicyConflictError(
+            f"{field}.preemption",
+            f"NEVER needs admission RESERVE, and admission is {policy.admission.name}: a full cache would stand still",
+        )
+
+
+def check_offered(policy: Policy, field: str) -> None:
+    """Raise UnsupportedPolicyError for the first setting that is in the contract and not built yet."""
+    for name, offered in _CHOICES_OFFERED.items():
+        choice = getattr(policy, name)
+        if choice not in offered:
+            raise UnsupportedPolicyError(f"{field}.{name}", choice.name)
+    for name in _NOT_OFFERED_UNLESS_LEFT_OUT:
+        value = getattr(policy, name)
+        if value is not None and value is not False:
+            raise UnsupportedPolicyError(f"{field}.{name}", str(value))
+
+
+def _check_ranges(policy: Policy, field: str) -> None:
+    for name, least in _LEAST.items():
+        value = getattr(policy, name)
+        if value is None:
+            continue
+        # Written so that NaN, which is above and below nothing, is out of range too.
+        inside = (value > least if name in _ABOVE else value >= least) and value <= _MOST.get(name, float("inf"))
+        if not inside or value == float("inf"):
+            raise PolicyError(
+                f"{field}.{name}", ErrorReason.OUT_OF_RANGE, f"{value} is out of range", {"value": str(value)}
+            )

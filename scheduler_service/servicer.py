@@ -1,0 +1,133 @@
+"""The methods of the contract: parse, decide, format. No decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from scheduler_service import convert
+from scheduler_service.core.errors import ErrorReason, NotOfferedError, SchedulerError, StateError
+from scheduler_service.core.explain import explain
+from scheduler_service.core.plan import plan
+from scheduler_service.core.policy import Policy, check_offered, check_policy
+from scheduler_service.core.state import ClusterState
+from scheduler_service.core.validate import validate
+from scheduler_service.core.verify import verify
+from scheduler_service.errors import refuse
+from scheduler_service.profiles import Profile, Profiles
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+log = structlog.get_logger(__name__)
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Answers calls; keeps nothing between them but the profiles that it was started with."""
+
+    def __init__(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+
+    async def Plan(self, request: scheduler_pb2.PlanRequest, context: Context) -> scheduler_pb2.PlanResponse:
+        async with _errors_as_status(context, "Plan"):
+            return self._plan(request)
+
+    async def PlanStream(
+        self, request_iterator: AsyncIterator[scheduler_pb2.PlanRequest], context: Context
+    ) -> AsyncIterator[scheduler_pb2.PlanResponse]:
+        async for request in request_iterator:
+            async with _errors_as_status(context, "PlanStream"):
+                response = self._plan(request)
+            yield response
+
+    async def Verify(self, request: scheduler_pb2.VerifyRequest, context: Context) -> scheduler_pb2.VerifyResponse:
+        async with _errors_as_status(context, "Verify"):
+            return self._verify(request)
+
+    async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
+        async with _errors_as_status(context, "Place"):
+            raise NotOfferedError("placement", "Place")
+
+    async def ListProfiles(
+        self, request: scheduler_pb2.ListProfilesRequest, context: Context
+    ) -> scheduler_pb2.ListProfilesResponse:
+        async with _errors_as_status(context, "ListProfiles"):
+            return self._list_profiles(request)
+
+    def _plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
+        policy = self._policy(request)
+        check_offered(policy, "policy")
+        cluster = _cluster(request)
+        plans = plan(cluster, policy)
+        if request.explain:
+            plans = explain(cluster, plans)
+        return scheduler_pb2.PlanResponse(plans=map(convert.plan_message, plans))
+
+    def _verify(self, request: scheduler_pb2.VerifyRequest) -> scheduler_pb2.VerifyResponse:
+        policy = self._policy(request)
+        cluster = _cluster(request)
+        if len(request.plans) != len(cluster.executors):
+            description = f"{len(request.plans)} plans for {len(cluster.executors)} executors"
+            raise StateError("plans", ErrorReason.INCONSISTENT, description, {"value": str(len(request.plans))})
+        plans = [convert.plan_from(message, f"plans[{i}]") for i, message in enumerate(request.plans)]
+        violations = [
+            violation
+            for executor, answer in zip(cluster.executors, plans, strict=True)
+            for violation in verify(executor, answer, policy)
+        ]
+        return scheduler_pb2.VerifyResponse(violations=convert.violation_messages(violations))
+
+    def _policy(self, request: scheduler_pb2.PlanRequest | scheduler_pb2.VerifyRequest) -> Policy:
+        choice = request.WhichOneof("policy_choice")
+        if choice is None:
+            return self._profiles.default.policy
+        if choice == "profile":
+            return self._profiles.policy(request.profile, "profile")
+        policy = convert.policy_from(request.policy, "policy")
+        check_policy(policy, "policy")
+        return policy
+
+    def _list_profiles(self, request: scheduler_pb2.ListProfilesRequest) -> scheduler_pb2.ListProfilesResponse:
+        """The token of a page is the name that the page before ended with."""
+        if request.page_size < 0:
+            value = str(request.page_size)
+            raise StateError("page_size", ErrorReason.OUT_OF_RANGE, f"{value} is out of range", {"value": value})
+        rest = [profile for name, profile in self._profiles.by_name.items() if name > request.page_token]
+        page = rest[: request.page_size or None]
+        return scheduler_pb2.ListProfilesResponse(
+            profiles=map(self._profile_message, page),
+            next_page_token=page[-1].name if len(page) < len(rest) else "",
+        )
+
+    def _profile_message(self, profile: Profile) -> scheduler_pb2.Profile:
+        return scheduler_pb2.Profile(
+            name=profile.name,
+            description=profile.description,
+            policy=convert.policy_message(profile.policy),
+            is_default=profile is self._profiles.default,
+        )
+
+
+def _cluster(request: scheduler_pb2.PlanRequest | scheduler_pb2.VerifyRequest) -> ClusterState:
+    if not request.HasField("state"):
+        raise StateError("state", ErrorReason.MISSING_FIELD, "is required")
+    cluster = convert.cluster_from(request.state, "state")
+    validate(cluster)
+    return cluster
+
+
+@asynccontextmanager
+async def _errors_as_status(context: Context, method: str) -> AsyncIterator[None]:
+    """Turn what a caller did wrong into its status, and our own bugs into INTERNAL, for this call alone."""
+    try:
+        yield
+    except SchedulerError as error:
+        log.info("refused", method=method, reason=error.reason.name, field=error.field)
+        await refuse(context, error)
+    except Exception:
+        log.exception("crashed", method=method)
+        await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed by a fault of the scheduler; its log has more")

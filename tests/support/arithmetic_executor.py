@@ -1,0 +1,147 @@
+"""An executor of integers only: it keeps books, asks for plans and obeys them, and computes nothing.
+
+It plays a scenario to the end in milliseconds, checks every plan with the verifier, and keeps the history that tests
+ask about. A request ends when it has all its tokens; its last token is stored nowhere, as in the real executor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan
+from scheduler_service.core.plan import plan_executor
+from scheduler_service.core.policy import Policy
+from scheduler_service.core.state import ExecutorLimits, ExecutorState, RequestStatus
+from scheduler_service.core.validate import validate
+from scheduler_service.core.verify import verify
+from support.states import cluster_of, requests_of
+
+
+@dataclass
+class Request:
+    """A request in the books."""
+
+    id: int
+    arrival: int
+    num_prompt_tokens: int
+    max_output_tokens: int
+    status: RequestStatus = RequestStatus.WAITING
+    num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+    last_run_iteration: int = 0
+
+    @property
+    def row(self) -> dict[str, int]:
+        columns = {name: value for name, value in vars(self).items() if name != "arrival"}
+        return {**columns, "arrival_time_us": self.arrival}
+
+
+@dataclass
+class ArithmeticExecutor:
+    """The books, and what happened. `history[i]` is the plan of iteration i + 1."""
+
+    limits: ExecutorLimits
+    policy: Policy = field(default_factory=Policy)
+    requests: dict[int, Request] = field(default_factory=dict)
+    finished: dict[int, Request] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
+    num_evictions: dict[int, int] = field(default_factory=dict)
+    history: list[ExecutorPlan] = field(default_factory=list)
+
+    def submit(self, id: int, prompt: int, new: int, **state: int | RequestStatus) -> Request:
+        """Accept a request; it arrives at the iteration that comes next. `state`: what it has behind it already."""
+        self.requests[id] = request = Request(id, len(self.history), prompt, new, **state)  # type: ignore[arg-type]
+        return request
+
+    def submit_decoding(self, id: int, prompt: int, new: int, num_stored: int) -> Request:
+        """Accept a request that has run until `num_stored` of its tokens were stored."""
+        num_blocks = -(-num_stored // self.limits.block_size)
+        return self.submit(
+            id,
+            prompt,
+            new,
+            status=RequestStatus.RUNNING,
+            num_computed_tokens=num_stored,
+            num_output_tokens=num_stored - prompt + 1,
+            num_blocks=num_blocks,
+        )
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.limits.num_blocks - self._held(RequestStatus.RUNNING, RequestStatus.LOADING)
+
+    @property
+    def num_free_swap_blocks(self) -> int:
+        return self.limits.num_swap_blocks - self._held(RequestStatus.SWAPPED)
+
+    def state(self) -> ExecutorState:
+        """The books as a state."""
+        return ExecutorState(
+            executor_id="executor-0",
+            iteration=len(self.history) + 1,
+            limits=self.limits,
+            num_free_blocks=self.num_free_blocks,
+            num_free_swap_blocks=self.num_free_swap_blocks,
+            requests=requests_of(*(request.row for request in self.requests.values())),
+        )
+
+    def step(self) -> ExecutorPlan:
+        """One iteration: state out, plan in, verified, applied."""
+        state = self.state()
+        validate(cluster_of(state))
+        plan = plan_executor(state, self.policy)
+        violations = verify(state, plan, self.policy)
+        assert not violations, violations
+        self.history.append(plan)
+        self._apply(plan)
+        return plan
+
+    def run(self, max_iterations: int = 1000) -> None:
+        """Play until nothing is left. Fails if an iteration runs nothing, or there are too many."""
+        while self.requests:
+            plan = self.step()
+            assert len(plan.scheduled.id) > 0 or not self.requests, f"iteration {len(self.history)} ran nothing"
+            assert len(self.history) < max_iterations, f"{max_iterations} iterations, left: {sorted(self.requests)}"
+
+    def tokens_of(self, id: int) -> list[int]:
+        """Tokens that a request ran, iteration by iteration."""
+        return [
+            dict(zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True)).get(id, 0)
+            for plan in self.history
+        ]
+
+    def _held(self, *statuses: RequestStatus) -> int:
+        return sum(request.num_blocks for request in self.requests.values() if request.status in statuses)
+
+    def _apply(self, plan: ExecutorPlan) -> None:
+        for id, reason in zip(plan.reject.id.tolist(), plan.reject.reason.tolist(), strict=True):
+            self.rejected[id] = reason
+            del self.requests[id]
+        for id, mode in zip(plan.evict.id.tolist(), plan.evict.mode.tolist(), strict=True):
+            self._evict(self.requests[id], EvictMode(mode))
+        for id in (*plan.resume.id.tolist(), *plan.admit.id.tolist()):
+            self.requests[id].status = RequestStatus.RUNNING
+        for id, num_tokens in zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True):
+            self._run(self.requests[id], num_tokens)
+        assert self.num_free_blocks >= 0
+        assert self.num_free_swap_blocks >= 0
+
+    def _evict(self, request: Request, mode: EvictMode) -> None:
+        request.num_preemptions += 1
+        self.num_evictions[request.id] = request.num_preemptions
+        if mode is EvictMode.SWAP:
+            request.status = RequestStatus.SWAPPED
+        else:
+            request.status = RequestStatus.WAITING
+            request.num_computed_tokens = request.num_blocks = 0
+
+    def _run(self, request: Request, num_tokens: int) -> None:
+        request.num_computed_tokens += num_tokens
+        request.num_blocks = max(-(-request.num_computed_tokens // self.limits.block_size), request.num_blocks)
+        request.last_run_iteration = len(self.history)
+        if request.num_computed_tokens == request.num_prompt_tokens + request.num_output_tokens:
+            request.num_output_tokens += 1
+        if request.num_output_tokens == request.max_output_tokens:
+            self.finished[request.id] = self.requests.pop(request.id)

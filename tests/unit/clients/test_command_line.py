@@ -1,0 +1,226 @@
+"""The commands against scripted services: what they print; each failure is one line and the right exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from metronome.scheduler.v1 import plan_pb2, scheduler_pb2
+from metronome_cli.main import run_command
+from support.fake_services import FakeExecutor, FakeScheduler, serving
+
+EXAMPLE_STATE = Path(__file__).parents[3] / "docs" / "examples" / "state.json"
+
+
+@pytest.fixture(autouse=True)
+def no_addresses_from_outside(monkeypatch):
+    monkeypatch.delenv("METRONOME_EXECUTOR", raising=False)
+    monkeypatch.delenv("METRONOME_SCHEDULER", raising=False)
+
+
+def run(*arguments: str) -> int:
+    return run_command([str(argument) for argument in arguments])
+
+
+def test_generate_prints_the_answer_alone(capsys):
+    with serving(FakeExecutor()) as address:
+        assert run("generate", "Tell me", "--executor", address) == 0
+
+    assert capsys.readouterr().out == " once upon a time\n"
+
+
+def test_generate_sends_the_options_as_given(capsys):
+    executor = FakeExecutor()
+    with serving(executor) as address:
+        options = ["--max-tokens", "7", "--temperature", "0.5", "--top-k", "40", "--top-p", "0.9", "--seed", "3"]
+        run(
+            "generate",
+            "x",
+            "--executor",
+            address,
+            *options,
+            "--stop",
+            "a",
+            "--stop",
+            "b",
+            "--priority",
+            "-2",
+            "--ignore-eos",
+        )
+
+    (request,) = executor.requests
+    assert request.stopping.max_tokens == 7
+    assert list(request.stopping.stop) == ["a", "b"]
+    assert request.stopping.ignore_eos
+    assert request.priority == -2
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.5, 40, 3)
+    assert request.sampling.top_p == pytest.approx(0.9)
+
+
+def test_generate_as_json_is_one_event_a_line(capsys):
+    with serving(FakeExecutor(tokens=("é",))) as address:
+        run("generate", "x", "--executor", address, "--json")
+
+    started, delta, finished = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert started["event"] == "started"
+    assert delta == {"event": "delta", "text": "é", "token_ids": [0], "index": 0}
+    assert (finished["event"], finished["reason"]) == ("finished", "LENGTH")
+
+
+def test_generate_reads_a_prompt_from_a_file(tmp_path, capsys):
+    executor = FakeExecutor()
+    (tmp_path / "prompt.txt").write_text("from a file")
+    with serving(executor) as address:
+        run("generate", "--prompt-file", tmp_path / "prompt.txt", "--executor", address)
+
+    assert executor.requests[0].text == "from a file"
+
+
+def test_chat_with_a_model_without_a_template_says_what_to_use(capsys):
+    remedy = "use `metronome generate`, which continues text"
+    with serving(FakeExecutor()) as address:
+        assert run("chat", "--executor", address) == 1
+
+    assert capsys.readouterr().err == f"error: fake has no chat template; {remedy}\n"
+
+
+def test_state_shows_the_books(capsys):
+    with serving(FakeExecutor()) as address:
+        assert run("state", "--executor", address) == 0
+
+    shown = capsys.readouterr().out
+    assert "0 of 10 used, 16 tokens each" in shown
+    assert "iterations" in shown
+
+
+def test_state_as_json_is_a_state_to_plan(tmp_path, capsys):
+    scheduler = FakeScheduler(scheduler_pb2.PlanResponse())
+    with serving(FakeExecutor()) as executor_address, serving(scheduler) as scheduler_address:
+        run("state", "--executor", executor_address, "--json")
+        (tmp_path / "books.json").write_text(capsys.readouterr().out)
+        assert run("plan", tmp_path / "books.json", "--scheduler", scheduler_address) == 0
+
+    assert scheduler.requests[0].state.executors[0].executor_id == "fake"
+
+
+def test_plan_prints_the_plan_and_the_shortfall(capsys):
+    plan = plan_pb2.ExecutorPlan(
+        executor_id="example",
+        iteration=412,
+        scheduled=plan_pb2.ScheduledTable(id=[1], num_tokens=[1], reason=[plan_pb2.REASON_DECODE]),
+        composition=plan_pb2.PassComposition(num_decode_tokens=1, num_decode_requests=1),
+        shortfall=plan_pb2.Shortfall(id=7, reason=plan_pb2.REASON_WAITING_FOR_BLOCKS, needed=14, available=9),
+    )
+    scheduler = FakeScheduler(scheduler_pb2.PlanResponse(plans=[plan]))
+    with serving(scheduler) as address:
+        assert run("plan", EXAMPLE_STATE, "--scheduler", address, "--explain") == 0
+
+    shown = capsys.readouterr().out
+    assert "request 7 needs 14 blocks, 9 free" in shown
+    assert "1 decode token of 1 request" in shown
+    assert scheduler.requests[0].explain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("generate", "x", "--executor", "127.0.0.1:1"),
+            "error: no executor answers at 127.0.0.1:1; start one with `metronome up` or name another with --executor",
+        ),
+        (
+            ("state", "--executor", "127.0.0.1:1"),
+            "error: no executor answers at 127.0.0.1:1; start one with `metronome up` or name another with --executor",
+        ),
+        (
+            ("plan", EXAMPLE_STATE, "--scheduler", "127.0.0.1:1"),
+            "error: no scheduler answers at 127.0.0.1:1; "
+            "start one with `metronome up` or name another with --scheduler",
+        ),
+        (
+            ("run", "--executor", "127.0.0.1:1"),
+            "error: no executor answers at 127.0.0.1:1; start one with `metronome up` or name another with --executor",
+        ),
+        (
+            ("plan", "nowhere.json"),
+            "error: cannot read nowhere.json: No such file or directory; name a text file, or `-` for stdin",
+        ),
+    ],
+)
+def test_a_failure_is_one_line_that_says_what_to_do(arguments, line, capsys):
+    assert run(*arguments) == 1
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_the_services_reason_becomes_advice(capsys):
+    with serving(FakeExecutor()) as address:
+        assert run("generate", "fail", "--executor", address) == 1
+
+    assert capsys.readouterr().err == "error: too long; shorten the prompt or lower --max-tokens\n"
+
+
+def test_an_unknown_profile_is_one_line(capsys):
+    with serving(FakeScheduler(scheduler_pb2.PlanResponse())) as address:
+        assert run("plan", EXAMPLE_STATE, "--profile", "fast", "--scheduler", address) == 1
+
+    assert capsys.readouterr().err == "error: no profile has the name fast; name another with --profile\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate",),
+        ("generate", "x", "--prompt-file", "y"),
+        ("generate", "x", "--max-tokens", "many"),
+        ("generate", "x", "--top-k", str(2**40)),
+        ("dance",),
+        ("run", "--num-requests", "0"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_status_2(arguments, capsys):
+    assert run(*arguments) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("{", "line 1, column 2"),
+        ("[]", "holds no JSON object"),
+        ('{"executors": [{"iteration": "soon"}]}', "state.executors.iteration: invalid literal"),
+        (
+            '{"executors": [{"requests": {"ident": [1]}}]}',
+            'state.executors.requests: Message type "metronome.scheduler.v1.RequestTable" has no field named "ident"',
+        ),
+    ],
+)
+def test_a_broken_state_is_one_line_with_the_place(content, place, tmp_path, capsys):
+    (tmp_path / "state.json").write_text(content)
+
+    assert run("plan", tmp_path / "state.json") == 1
+    error = capsys.readouterr().err
+    assert place in error
+    assert error.count("\n") == 1
+
+
+def test_a_prompt_that_is_not_utf_8_is_one_line(tmp_path, capsys):
+    (tmp_path / "prompt.txt").write_bytes(b"ok \xff")
+
+    assert run("generate", "--prompt-file", tmp_path / "prompt.txt") == 1
+    assert "byte 3" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_ends_the_command_silently():
+    with serving(FakeExecutor(tokens=("word ",) * 50_000)) as address:
+        command = [sys.executable, "-m", "metronome_cli", "generate", "x", "--executor", address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.read(5)
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(30) == 1

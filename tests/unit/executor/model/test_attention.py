@@ -1,0 +1,172 @@
+"""The fast path of paged attention against the reference, and the reference against attention without pages."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.paging import shuffled_block_tables
+
+from executor_service.kv.cache import KVCache, KVCacheSpec
+from executor_service.model.attention_paged import paged_attention
+from executor_service.model.attention_reference import reference_attention
+from executor_service.model.batch import RaggedBatch
+from executor_service.model.device_batch import DeviceBatch
+
+# float32: sums of up to 200 products in another order. bfloat16 has 8 bits: scores of up to 8 are rounded by up to
+# 1/64, which moves weights by as much, and so do the roundings of weights and outputs.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+SCALING = 0.3
+
+
+def random_batch(seed: int, *, block_size: int, num_decodes: int, num_chunks: int) -> RaggedBatch:
+    rng = np.random.default_rng(seed)
+    decode_contexts = rng.integers(1, 100, size=num_decodes)
+    chunk_lens = rng.integers(1, 40, size=num_chunks)
+    # Half of the chunks begin a prompt, the others continue one.
+    chunk_contexts = chunk_lens + rng.integers(0, 60, size=num_chunks) * rng.integers(0, 2, size=num_chunks)
+    query_lens = np.concatenate([np.ones(num_decodes, dtype=np.int64), chunk_lens]).astype(np.int32)
+    context_lens = np.concatenate([decode_contexts, chunk_contexts]).astype(np.int32)
+    num_tokens = int(query_lens.sum())
+    return RaggedBatch(
+        token_ids=rng.integers(0, 100, size=num_tokens),
+        positions=np.concatenate([np.arange(c - q, c) for q, c in zip(query_lens, context_lens, strict=True)]),
+        query_lens=query_lens,
+        context_lens=context_lens,
+        block_tables=shuffled_block_tables(len(query_lens), -(-100 // block_size), seed=seed),
+        num_decodes=num_decodes,
+        logits_rows=np.arange(num_tokens),
+    )
+
+
+def filled_cache(batch: RaggedBatch, *, dtype: torch.dtype, block_size: int, num_kv_heads: int) -> KVCache:
+    """A cache with random content everywhere, so that reading a wrong or unused slot shows."""
+    spec = KVCacheSpec(num_layers=2, num_kv_heads=num_kv_heads, head_dim=16, block_size=block_size, dtype=dtype)
+    kv_cache = KVCache(spec, num_blocks=int(batch.block_tables.max()) + 1, num_swap_blocks=0)
+    num_slots = kv_cache.num_blocks * block_size
+    generator = torch.Generator().manual_seed(7)
+    for layer in range(spec.num_layers):
+        keys, values = torch.randn(2, num_slots, num_kv_heads, 16, generator=generator).to(dtype)
+        kv_cache.write(layer, keys, values, torch.arange(num_slots))
+    return kv_cache
+
+
+def queries(batch: RaggedBatch, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """[T, H, D] with the strides that the module code of a model produces: heads before tokens."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(num_heads, batch.num_tokens, 16, generator=generator).to(dtype).transpose(0, 1)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3), (8, 2)])
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 64, 1000])
+@pytest.mark.parametrize(("num_decodes", "num_chunks"), [(9, 0), (0, 5), (7, 4)])
+def test_the_paged_path_agrees_with_the_reference(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, window: int | None, num_decodes: int, num_chunks: int
+) -> None:
+    for seed, block_size in enumerate((1, 4, 16)):
+        batch = random_batch(seed, block_size=block_size, num_decodes=num_decodes, num_chunks=num_chunks)
+        kv_cache = filled_cache(batch, dtype=dtype, block_size=block_size, num_kv_heads=num_kv_heads)
+        query = queries(batch, num_heads, dtype)
+        expected = reference_attention(query, kv_cache, batch, layer=1, scaling=SCALING, window=window)
+        plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(window)
+        attended = paged_attention(query, kv_cache, plan, layer=1, scaling=SCALING)
+        assert (attended.float() - expected.float()).abs().max() < TOLERANCES[dtype]
+
+
+def test_decodes_are_cut_into_groups_and_agree_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_service.model.device_batch.DECODE_GROUP_BYTES", 32 * 1024)
+    batch = random_batch(5, block_size=4, num_decodes=30, num_chunks=0)
+    kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=2)
+    query = queries(batch, 4, torch.float32)
+    plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(None)
+    assert len(plan.decode_groups) > 3
+    assert sorted(torch.cat([group.rows for group in plan.decode_groups]).tolist()) == list(range(30))
+    expected = reference_attention(query, kv_cache, batch, layer=0, scaling=SCALING)
+    attended = paged_attention(query, kv_cache, plan, layer=0, scaling=SCALING)
+    assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_chunks_are_cut_into_query_blocks_and_agree_with_the_reference(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_service.model.device_batch.QUERY_BLOCK_SIZE", 7)
+    batch = random_batch(9, block_size=4, num_decodes=1, num_chunks=8)
+    kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=2)
+    query = queries(batch, 4, torch.float32)
+    plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(window)
+    assert max(len(chunk.query_blocks) for chunk in plan.prefill_chunks) > 3
+    expected = reference_attention(query, kv_cache, batch, layer=0, scaling=SCALING, window=window)
+    attended = paged_attention(query, kv_cache, plan, layer=0, scaling=SCALING)
+    assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
+
+
+def test_a_sliding_layer_gathers_only_the_blocks_of_its_window() -> None:
+    batch = random_batch(6, block_size=4, num_decodes=8, num_chunks=3)
+    kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=1)
+    plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(8)
+    assert all(len(group.blocks) <= len(group.rows) * 3 for group in plan.decode_groups)  # 8 tokens touch 3 blocks of 4
+    for chunk in plan.prefill_chunks:
+        num_queries = chunk.query_blocks[-1].stop - chunk.query_blocks[0].start
+        assert len(chunk.blocks) * 4 <= num_queries + (8 - 1) + 2 * (4 - 1)
+
+
+def test_a_window_that_no_context_exceeds_is_planned_as_full_attention() -> None:
+    batch = random_batch(8, block_size=4, num_decodes=3, num_chunks=3)
+    kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=1)
+    device_batch = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu"))
+    assert device_batch.plan(int(batch.context_lens.max())) is device_batch.plan(None)
+    assert device_batch.plan(int(batch.context_lens.max()) - 1) is not device_batch.plan(None)
+
+
+def dense_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """One whole prompt, written down from the definition: one query, one head, one key at a time. All [T, H, D]."""
+    output = torch.zeros_like(query)
+    for token in range(len(query)):
+        first = 0 if window is None else max(0, token - window + 1)
+        for head in range(query.shape[1]):
+            scores = [float(query[token, head] @ keys[key, head]) * SCALING for key in range(first, token + 1)]
+            if softcap is not None:
+                scores = [softcap * math.tanh(score / softcap) for score in scores]
+            weights = [math.exp(score) for score in scores]
+            total = sum(weights) + (math.exp(float(sinks[head])) if sinks is not None else 0.0)
+            for key, weight in enumerate(weights, start=first):
+                output[token, head] += weight / total * values[key, head]
+    return output
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])])
+def test_the_reference_is_attention(window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
+    num_tokens, num_heads = 11, 2
+    generator = torch.Generator().manual_seed(1)
+    query, keys, values = torch.randn(3, num_tokens, num_heads, 16, generator=generator)
+    batch = RaggedBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int64),
+        positions=np.arange(num_tokens),
+        query_lens=np.array([num_tokens], dtype=np.int32),
+        context_lens=np.array([num_tokens], dtype=np.int32),
+        block_tables=np.array([[4, 0, 2]], dtype=np.int32),
+        num_decodes=0,
+        logits_rows=np.array([num_tokens - 1]),
+    )
+    spec = KVCacheSpec(num_layers=1, num_kv_heads=num_heads, head_dim=16, block_size=4, dtype=torch.float32)
+    kv_cache = KVCache(spec, num_blocks=5, num_swap_blocks=0)
+    kv_cache.write(0, keys, values, torch.from_numpy(batch.slot_mapping(4)))
+    attended = reference_attention(
+        query, kv_cache, batch, layer=0, scaling=SCALING, window=window, softcap=softcap, sinks=sinks
+    )
+    expected = dense_attention(query, keys, values, window=window, softcap=softcap, sinks=sinks)
+    assert (attended - expected).abs().max() < TOLERANCES[torch.float32]

@@ -1,0 +1,83 @@
+"""Where settings come from, and which profiles a service starts with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.config import LogFormat, LogLevel, SchedulerConfig, parse_config
+from scheduler_service.core.policy import Eviction, Ordering, Policy
+from scheduler_service.profiles import DEFAULT_PROFILE, ProfileError, load_profiles
+
+
+def test_without_flags_and_environment_all_is_default() -> None:
+    assert parse_config([], {}) == SchedulerConfig()
+
+
+def test_a_flag_comes_before_the_environment_and_that_before_the_default() -> None:
+    environment = {"METRONOME_SCHEDULER_PORT": "1", "METRONOME_SCHEDULER_LOG_LEVEL": "error", "OTHER": "x"}
+    config = parse_config(["--port", "2", "--log-format", "json"], environment)
+    assert (config.port, config.log_level, config.log_format) == (2, LogLevel.ERROR, LogFormat.JSON)
+    assert config.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--port", "-1"], {}),
+        (["--max-message-bytes", "0"], {}),
+        ([], {"METRONOME_SCHEDULER_PORT": "many"}),
+        ([], {"METRONOME_SCHEDULER_LOG_FORMAT": "xml"}),
+        (["--prot", "1"], {}),
+    ],
+)
+def test_a_setting_that_cannot_be_is_a_usage_error(
+    arguments: list[str], environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_config(arguments, environment)
+    assert caught.value.code == 2
+    assert "metronome-scheduler: error:" in capsys.readouterr().err
+
+
+def test_the_default_profile_is_the_default_policy() -> None:
+    profiles = load_profiles()
+    assert profiles.default.name == DEFAULT_PROFILE == "fifo"
+    assert profiles.default.policy == Policy()
+
+
+def test_a_profile_is_read_from_its_file(tmp_path: Path) -> None:
+    text = 'description = "Swaps."\n[policy]\neviction = "SWAP"\nwatermark = 0\nchunk_size_tokens = 64\n'
+    (tmp_path / "swapping.toml").write_text(text)
+    profile = load_profiles("swapping", tmp_path).default
+    assert profile.description == "Swaps."
+    assert profile.policy == Policy(ordering=Ordering.FIFO, eviction=Eviction.SWAP, watermark=0, chunk_size_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('description = "x"\nname = "x"', "unknown key 'name'"),
+        ('description = "x"\n[policy]\nchunk_size = 64', "unknown key 'chunk_size'"),
+        ('description = "x"\n[policy]\nordering = "LIFO"', "ordering is one of FIFO"),
+        ('description = "x"\n[policy]\nordering = ["FIFO"]', "ordering is one of FIFO"),
+        ('description = "x"\n[policy]\nchunk_size_tokens = "64"', "chunk_size_tokens cannot be '64'"),
+        ('description = "x"\n[policy]\nchunk_size_tokens = true', "chunk_size_tokens cannot be True"),
+        ('description = "x"\n[policy]\nchunk_size_tokens = 0', "out of range"),
+        ('description = "x"\n[policy]\nordering = "FAIR"', "not offered"),
+        ("[policy]", "needs a text `description`"),
+        ("description =", "Invalid value"),
+    ],
+)
+def test_a_profile_that_nobody_understands_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "odd.toml").write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        load_profiles("odd", tmp_path)
+    assert said in str(caught.value)
+    assert "odd.toml" in str(caught.value)
+
+
+def test_a_profile_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(ProfileError, match="no profile is named 'fast'; choose one of fifo"):
+        load_profiles("fast")
