@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ExecutorServicer(ExecutorServiceServicer):
-    def __init__(self, serving: Serving, hub: WatchHub, *, begin_drain: Callable[[], None]) -> None:
+    def __init__(self, serving: Serving, hub: WatchHub, *, begin_drain: Callable[[], Awaitable[None]]) -> None:
         self._serving = serving
         self._hub = hub
         self._begin_drain = begin_drain
@@ -59,7 +59,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                 await watcher.wait(PROGRESS_INTERVAL_S)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        self._begin_drain()
+        await self._begin_drain()
         await self._serving.streams.wait_until_empty()
         return pb.DrainResponse()
 

@@ -27,6 +27,7 @@ from metronome.inference.v1.inference_pb2_grpc import add_InferenceServiceServic
 from executor_service.build import build_executor
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
+from executor_service.engine.request import EndCause
 from executor_service.executor import Executor
 from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.servicer import InferenceServicer, Serving
@@ -94,10 +95,7 @@ class Server:
             if not loading.done():
                 log.info("stopped_while_loading")
                 os._exit(0)  # a thread that loads a model cannot be stopped in any other way
-            self._serving.executor = loading.result()
-            self._serving.executor.start(self._on_engine_death, threads=self._config.threads)
-            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-            log.info("executor_serving", executor_id=self._executor_id, model=self._config.model)
+            await self._begin_serving(loading.result())
             await stopping
             await self._drain()
         finally:
@@ -128,13 +126,21 @@ class Server:
             progress=lambda message: log.info("model_progress", message=message),
         )
 
+    async def _begin_serving(self, executor: Executor) -> None:
+        self._serving.executor = executor
+        executor.start(self._on_engine_death, threads=self._config.threads)
+        if self._serving.draining:  # asked for while the model was loading
+            await self._begin_drain()
+            return
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        log.info("executor_serving", executor_id=self._executor_id, model=self._config.model)
+
     async def _drain(self) -> None:
         """Let accepted requests finish, as far as the grace period goes; the engine ends the rest."""
-        self._begin_drain()
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._begin_drain()
         log.info("draining", num_requests=len(self._serving.streams.names()), grace_s=self._config.grace_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._engine_died else self._config.grace_s):
+            async with asyncio.timeout(self._config.grace_s):
                 await self._serving.streams.wait_until_empty()
         executor = self._serving.executor
         assert executor is not None
@@ -145,16 +151,27 @@ class Server:
         executor.planner.close()
         log.info("executor_stopped")
 
-    def _begin_drain(self) -> None:
+    async def _begin_drain(self) -> None:
+        """Take no new requests, and say so to whoever asks for health."""
         self._serving.draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         executor = self._serving.executor
         if executor is not None:
             engine = executor.engine
             engine.inbox.put(lambda: setattr(engine, "draining", True))
 
     def _on_engine_death(self) -> None:
+        """Called on the engine's thread, which computes nothing any more: tell everybody, and end the process."""
+
+        def end() -> None:
+            executor = self._serving.executor
+            assert executor is not None
+            executor.engine.inbox.close()
+            self._serving.streams.end_all(EndCause.FAILED, "the executor failed; its log has the cause")
+            self._stop_asked.set()
+
         self._engine_died = True
-        self._loop.call_soon_threadsafe(self._stop_asked.set)
+        self._loop.call_soon_threadsafe(end)
 
     def _handle_signals(self) -> None:
         def stop() -> None:

@@ -15,7 +15,7 @@ from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 from executor_service.convert.generate import delta, finished, prompt_tokens, started
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
-from executor_service.engine.request import EndedEvent, Event, FinishedEvent, Request, TokensEvent
+from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, Request, TokensEvent
 from executor_service.errors import ServiceError, abort, error_of_ending
 from executor_service.executor import Executor
 from executor_service.streams import NameTakenError, Stream, Streams
@@ -65,8 +65,11 @@ class InferenceServicer(InferenceServiceServicer):
         except ServiceError as error:
             await _abort(context, error)
         finally:
-            # The client left, or all is said; the engine leaves a request alone that has ended.
-            executor.engine.cancel(accepted.id)
+            # The client left, its time is over, or all is said; the engine leaves a request alone that has ended.
+            if context.time_remaining() == 0:
+                executor.engine.cancel(accepted.id, EndCause.DEADLINE, "its deadline passed")
+            else:
+                executor.engine.cancel(accepted.id)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         try:

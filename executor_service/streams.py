@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from executor_service.engine.request import Event, TokensEvent
+from executor_service.engine.request import EndCause, EndedEvent, Event, TokensEvent
 
 
 class NameTakenError(Exception):
@@ -56,6 +56,10 @@ class Streams:
             del self._ids[stream.name]
         if not self._by_id:
             self._empty.set()
+
+    def end_all(self, cause: EndCause, detail: str) -> None:
+        """Tell every client that its request has ended, when the engine cannot do so itself."""
+        self._deliver([EndedEvent(request_id=request_id, cause=cause, detail=detail) for request_id in self._by_id])
 
     async def wait_until_empty(self) -> None:
         await self._empty.wait()

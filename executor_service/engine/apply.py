@@ -34,6 +34,7 @@ class CheckedPlan:
     evict_by_swap: Rows
     evict_by_recompute: Rows
     reject: tuple[Rejection, ...]
+    predicted_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
         evict_by_swap=evict[modes == EvictMode.SWAP],
         evict_by_recompute=evict[modes == EvictMode.RECOMPUTE],
         reject=tuple(r for r in plan.reject if r.id not in ended),
+        predicted_us=plan.predicted_us,
     )
     if len(checked.evict_by_swap) + len(checked.evict_by_recompute) != len(evict):
         raise PlanRefusedError("evicts without saying where to")

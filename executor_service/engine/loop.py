@@ -16,7 +16,7 @@ import numpy as np
 
 from executor_service.engine.apply import CheckedPlan, Copies, PlanRefusedError, apply, check
 from executor_service.engine.batch_builder import PassInputs, build_pass
-from executor_service.engine.books import Books, Status
+from executor_service.engine.books import Books, Rows, Status
 from executor_service.engine.desk import Desk
 from executor_service.engine.device import KVCopier, Runner, run_copies
 from executor_service.engine.inbox import Inbox
@@ -31,6 +31,7 @@ from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.sequence import Sequence
 from executor_service.engine.snapshot import Snapshot, project, take
 from executor_service.engine.stop_watch import StopWatch
+from executor_service.model.runner import ExecuteResult
 
 # How long the loop rests when it holds requests that cannot run: no scheduler answers, or the plan was empty.
 RETRY_INTERVAL_S = 0.05
@@ -96,6 +97,7 @@ class Engine:
             if not self.step():
                 self.inbox.wait(RETRY_INTERVAL_S if len(self._books) else None)
         self.inbox.run_commands()
+        self._planning.forget()
         for sequence in list(self._books.sequences()):
             self._desk.end(sequence.request.id, EndCause.SHUT_DOWN, "the executor stopped")
         self._desk.flush()
@@ -110,13 +112,14 @@ class Engine:
             return False
         watch.lap("commands")
         obtained = self._planning.obtain(self._snapshot_to_plan)
+        watch.lap("plan")
         checked, source = self._checked(obtained)
         copies = apply(checked, self._books)
         self._note_transitions(checked)
         if len(checked.rows):
             self._run_pass(checked, copies, obtained, source, watch)
         else:
-            self._planning.forget()
+            self._copy_alone(copies)
         self._books.iteration += 1
         self._publish_queue()
         self._desk.flush()
@@ -144,22 +147,36 @@ class Engine:
         inputs = build_pass(self._books, checked.rows, checked.num_tokens)
         watch.lap("build")
         self._planning.ask_ahead(lambda: self._projection(inputs))
+        result = self._execute(inputs, copies, watch)
         num_finished = 0
-        try:
-            self._copy(copies)
-            watch.lap("copy")
-            result = self._runner.execute(inputs.batch, inputs.sampling)
-        except Exception as error:  # out of memory, a broken model: those in the pass are lost, the loop is not
-            self._fail(inputs, copies, error)
-            watch.lap("forward")
-        else:
-            watch.lap("forward")
+        if result is not None:
             self._books.advance(inputs.rows, inputs.num_tokens)
             num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
         watch.lap("emit")
         record = self._record(checked, inputs, obtained, source, watch, start_time_us, num_finished)
-        self._learn(inputs, record)
+        self._count(record)
+        if result is not None:
+            self._learn(inputs, record)
         self._observer.pass_done(record)
+
+    def _execute(self, inputs: PassInputs, copies: Copies, watch: StopWatch) -> ExecuteResult | None:
+        """Copy, then run the pass. None if that failed: those in it are lost, the loop is not."""
+        result = None
+        try:
+            self._copy(copies)
+            watch.lap("copy")
+            result = self._runner.execute(inputs.batch, inputs.sampling)
+        except Exception as error:  # out of memory, a broken model
+            self._fail(inputs.rows, copies, error)
+        watch.lap("forward")
+        return result
+
+    def _copy_alone(self, copies: Copies) -> None:
+        """The copies of a plan that runs nobody, as when all whom it was to run have ended since it was asked for."""
+        try:
+            self._copy(copies)
+        except Exception as error:  # as in a pass
+            self._fail(np.empty(0, dtype=np.int64), copies, error)
 
     def _copy(self, copies: Copies) -> None:
         started = time.perf_counter_ns()
@@ -167,9 +184,9 @@ class Engine:
         if num_copied:
             self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
 
-    def _fail(self, inputs: PassInputs, copies: Copies, error: Exception) -> None:
+    def _fail(self, rows: Rows, copies: Copies, error: Exception) -> None:
         """End all whose KV a failed pass leaves in doubt: those that ran, and those whose blocks were being copied."""
-        touched = np.concatenate([inputs.rows, [copy.row for copy in copies.out + copies.into]]).astype(np.int64)
+        touched = np.concatenate([rows, [copy.row for copy in copies.out + copies.into]]).astype(np.int64)
         request_ids = self._books["id"][np.unique(touched)].tolist()
         self._observer.requests_failed(request_ids, error)
         for request_id in request_ids:
@@ -222,6 +239,11 @@ class Engine:
         num_never_ran = int((self._books["num_preemptions"][waiting] == 0).sum())
         self.inbox.publish(num_waiting=num_never_ran, num_requests=len(self._books))
 
+    def _count(self, record: PassRecord) -> None:
+        self.counters.num_iterations += 1
+        self.counters.num_safe_plans += record.plan_source is PlanSource.SAFE
+        self.counters.num_prefill_tokens += record.num_prefill_tokens
+
     def _learn(self, inputs: PassInputs, record: PassRecord) -> None:
         self._latency.add_pass(
             num_prefill_tokens=record.num_prefill_tokens,
@@ -229,9 +251,6 @@ class Engine:
             num_kv_tokens=int(inputs.batch.context_lens[: inputs.num_decodes].sum()),
             time_us=record.total_us - record.plan_wait_us,
         )
-        self.counters.num_iterations += 1
-        self.counters.num_safe_plans += record.plan_source is PlanSource.SAFE
-        self.counters.num_prefill_tokens += record.num_prefill_tokens
 
     def _record(
         self,
@@ -270,5 +289,5 @@ class Engine:
             forward_us=watch["copy"] + watch["forward"],
             emit_us=watch["emit"],
             total_us=watch.total_us,
-            predicted_us=obtained.plan.predicted_us if obtained.plan is not None else 0,
+            predicted_us=checked.predicted_us,
         )

@@ -60,4 +60,5 @@ class RaggedBatch:
     def entered_blocks(self, block_size: int) -> NDArray[np.int64]:
         """The blocks whose first slot is written in this pass."""
         slots = self.slot_mapping(block_size)
-        return slots[slots % block_size == 0] // block_size
+        first_slots: NDArray[np.int64] = slots[slots % block_size == 0]
+        return first_slots // block_size

@@ -82,9 +82,11 @@ def _prefers_swap(evicted: Requests, executor: ExecutorState, policy: Policy) ->
         return np.ones(len(evicted), dtype=np.bool_)
     if policy.eviction is Eviction.RECOMPUTE or latency is None:
         return np.zeros(len(evicted), dtype=np.bool_)
-    swap_us = 2 * latency.swap_block_us * evicted.num_blocks
     token_us = latency.prefill_token_us + latency.pass_us / executor.limits.max_num_batched_tokens
-    cheaper: BoolArray = swap_us < token_us * evicted.num_computed_tokens
+    # A model may hold any figures. Those too large for a float leave nothing to compare, which means recompute.
+    with np.errstate(over="ignore", invalid="ignore"):
+        swap_us = evicted.num_blocks * (2 * latency.swap_block_us)
+        cheaper: BoolArray = swap_us < evicted.num_computed_tokens * token_us
     return cheaper
 
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -30,6 +29,7 @@ def metronome(environment: dict[str, str], *arguments: str) -> subprocess.Comple
 
 def assert_all_end(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=20)
+    # Of services that outlived who started them, it is the system's init that reaps; not every container has one.
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -75,8 +75,8 @@ def test_a_stack_stays_up_until_it_is_taken_down(environment, tmp_path):
 
         assert "runs already" in metronome(environment, "up").stderr
         assert metronome(environment, "status").stdout.count("ready") == 2
-        answer = metronome(environment, "generate", "The capital of France is", "--max-tokens", "8")
-        assert "Paris" in answer.stdout
+        answer = metronome(environment, "generate", "one, two, three, four, five, six,", "--max-tokens", "4")
+        assert "seven" in answer.stdout
         assert "1 finished" in metronome(environment, "state").stdout
 
         (tmp_path / "books.json").write_text(metronome(environment, "state", "--json").stdout)
@@ -88,19 +88,3 @@ def test_a_stack_stays_up_until_it_is_taken_down(environment, tmp_path):
     assert down.stdout == "stopped executor and scheduler\n"
     assert_all_end(services)
     assert metronome(environment, "down").stdout == "nothing runs\n"
-
-
-def test_a_stack_whose_executor_was_killed_can_be_started_anew(environment, tmp_path):
-    ports = ("--scheduler-port", "0", "--executor-port", "0")
-    assert metronome(environment, "up", *ports).returncode == 0
-    try:
-        entries = json.loads((tmp_path / "home" / "stack.json").read_text())
-        for entry in entries:
-            os.kill(entry["process"]["pid"], signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while "no stack" not in metronome(environment, "status").stderr and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-        assert metronome(environment, "up", *ports).returncode == 0
-    finally:
-        assert metronome(environment, "down").stdout == "stopped executor and scheduler\n"

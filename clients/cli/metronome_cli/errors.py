@@ -7,7 +7,7 @@ of the command line.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import grpc
 from metronome_client import MetronomeError
@@ -23,6 +23,9 @@ _REMEDIES = {
     "UNKNOWN_PROFILE": "name another with --profile",
 }
 
+# A connection that broke is UNAVAILABLE, as one that never was; grpc tells them apart in the text alone.
+_BROKEN_CONNECTION = ("Socket closed", "Stream removed", "Connection reset")
+
 
 class CommandError(Exception):
     """A failure to show to the user: what is wrong and, where there is something, what to do."""
@@ -31,35 +34,37 @@ class CommandError(Exception):
         super().__init__(f"{what.rstrip('.')}; {remedy}" if remedy else what)
 
 
-@contextmanager
-def executor_errors(address: str) -> Iterator[None]:
+def executor_errors(address: str) -> AbstractContextManager[None]:
     """Explain the failures of calls to the executor at `address`."""
-    remedy = "start one with `metronome up` or name another with --executor"
-    with _explained(f"no executor answers at {address}", f"{address} does not offer this", remedy):
-        yield
+    return _explained("executor", address)
 
 
-@contextmanager
-def scheduler_errors(address: str) -> Iterator[None]:
+def scheduler_errors(address: str) -> AbstractContextManager[None]:
     """Explain the failures of calls to the scheduler at `address`."""
-    remedy = "start one with `metronome up` or name another with --scheduler"
-    with _explained(f"no scheduler answers at {address}", f"{address} does not offer this", remedy):
-        yield
+    return _explained("scheduler", address)
 
 
 @contextmanager
-def _explained(unreachable: str, unknown_method: str, remedy: str) -> Iterator[None]:
+def _explained(service: str, address: str) -> Iterator[None]:
     try:
         yield
     except MetronomeError as error:
-        if error.reason:
-            raise CommandError(error.message, _REMEDIES.get(error.reason, "")) from None
-        match error.code:
-            case grpc.StatusCode.UNAVAILABLE:
-                raise CommandError(unreachable, remedy) from None
-            case grpc.StatusCode.UNIMPLEMENTED:
-                raise CommandError(unknown_method, remedy) from None
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise CommandError(f"{unreachable} in time", remedy) from None
-            case _:
-                raise CommandError(f"{error.message} ({error.code.name})") from None
+        raise explain(error, service, address) from None
+
+
+def explain(error: MetronomeError, service: str, address: str) -> CommandError:
+    """Say what a failed call to a service means to the user."""
+    another = f"start one with `metronome up` or name another with --{service}"
+    if error.reason:
+        return CommandError(error.message, _REMEDIES.get(error.reason, ""))
+    if any(text in error.message for text in _BROKEN_CONNECTION):
+        return CommandError(f"the {service} at {address} went away", "see its log")
+    match error.code:
+        case grpc.StatusCode.UNAVAILABLE:
+            return CommandError(f"no {service} answers at {address}", another)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return CommandError(f"no {service} answers at {address} in time", another)
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return CommandError(f"what answers at {address} is no {service}", another)
+        case _:
+            return CommandError(f"{error.message} ({error.code.name})")

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 from metronome.scheduler.v1 import plan_pb2, scheduler_pb2
+from metronome_cli.errors import explain
 from metronome_cli.main import run_command
+from metronome_client import MetronomeError
 from support.fake_services import FakeExecutor, FakeScheduler, serving
 
 EXAMPLE_STATE = Path(__file__).parents[3] / "docs" / "examples" / "state.json"
@@ -207,6 +210,22 @@ def test_a_broken_state_is_one_line_with_the_place(content, place, tmp_path, cap
     error = capsys.readouterr().err
     assert place in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "line"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)", "the executor at here went away; see its log"),
+        (grpc.StatusCode.INTERNAL, "it broke", "it broke (INTERNAL)"),
+        (
+            grpc.StatusCode.UNIMPLEMENTED,
+            "",
+            "what answers at here is no executor; start one with `metronome up` or name another with --executor",
+        ),
+    ],
+)
+def test_a_failure_without_a_reason_is_explained_by_its_code(code, message, line):
+    assert str(explain(MetronomeError(code, "", message, {}), "executor", "here")) == line
 
 
 def test_a_prompt_that_is_not_utf_8_is_one_line(tmp_path, capsys):

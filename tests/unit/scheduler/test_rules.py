@@ -162,6 +162,13 @@ def test_auto_recomputes_without_a_latency_model() -> None:
     assert plan_executor(state, FIFO).evict.mode.tolist() == [EvictMode.RECOMPUTE]
 
 
+def test_a_model_with_figures_beyond_all_measure_recomputes() -> None:
+    latency = replace(LATENCY, swap_block_us=1e308, pass_us=1e308, prefill_token_us=1e308)
+    fresh = running(2, num_output_tokens=0, num_computed_tokens=0, num_blocks=0)
+    state = executor_of(running(1), fresh, num_blocks=1, num_swap_blocks=1, latency=latency)
+    assert plan_executor(state, FIFO).evict.mode.tolist() == [EvictMode.RECOMPUTE]
+
+
 def test_a_draining_executor_lets_in_only_those_that_ran_before() -> None:
     state = executor_of(preempted(1), waiting(2), draining=True)
     plan = plan_executor(state, FIFO)

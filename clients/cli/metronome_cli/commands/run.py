@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from metronome_cli.stack.start import Lifetime
 
 # A cache that the built-in prompts nearly fill (3,072 tokens), so that the blocks are something to watch.
 DEFAULT_NUM_BLOCKS = 192
+LOG_WIDTH = 110  # columns, where stdout is no terminal that has a width of its own
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -59,7 +61,7 @@ def run(
 ) -> None:
     """Start a stack, send prompts of mixed length at once, show the answers and the batch of each iteration, sum up."""
     workload = build_workload(load_prompts(prompts_dir), num_requests, run_id=secrets.token_hex(4))
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
     settings = StackSettings(
         executor=ExecutorSettings(model=model, dtype=dtype, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks),
         scheduler_address=scheduler,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,13 @@ class ProcessIdentity:
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the process; nothing happens where it has ended."""
         if self.is_alive():
-            try:
+            with suppress(ProcessLookupError):  # it ended since
                 os.kill(self.pid, number)
-            except ProcessLookupError:  # it ended since
-                return
+
+    def reap(self) -> None:
+        """Let the system forget a child of this process that has ended; nothing happens for any other process."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
 
 
 def identify(pid: int) -> ProcessIdentity | None:

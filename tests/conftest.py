@@ -1,0 +1,46 @@
+"""What all tests share: one tiny model on disk, one scheduler process and one executor process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.services import Service, executor_service, scheduler_service
+from support.wire import Client, connected
+
+
+@pytest.fixture(scope="session")
+def tiny_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model in safetensors: no chat template."""
+    from support.model_directory import save_tiny_model  # imports torch, which most tests do without
+
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
+def services_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where processes of the tests write their logs and addresses."""
+    return tmp_path_factory.mktemp("services")
+
+
+@pytest.fixture(scope="session")
+def scheduler(services_directory: Path) -> Iterator[Service]:
+    with scheduler_service(services_directory) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def executor(services_directory: Path, tiny_model_directory: Path, scheduler: Service) -> Iterator[Service]:
+    """16 blocks of 16 tokens, eight requests at once. Tests leave it idle and neither drain nor stop it."""
+    arguments = ("--num-blocks", "16", "--num-swap-blocks", "8", "--max-num-seqs", "8")
+    with executor_service(
+        services_directory, tiny_model_directory, *arguments, scheduler=[scheduler.address]
+    ) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def client(executor: Service) -> Iterator[Client]:
+    with connected(executor.address) as client:
+        yield client

@@ -1,0 +1,124 @@
+"""Real scheduler and executor processes on free ports of loopback, and what tests do to them: stop, kill, start anew.
+
+The executor runs a tiny random model, so a process is ready a few seconds after it was started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SCHEDULER = (sys.executable, "-m", "scheduler_service")
+EXECUTOR = (sys.executable, "-m", "executor_service")
+START_SECONDS = 60
+STOP_SECONDS = 30
+NO_SCHEDULER = "127.0.0.1:1"  # nobody listens there
+
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A process that listens at `address` and logs to a file."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    log_file: Path
+
+    @property
+    def port(self) -> str:
+        return self.address.rsplit(":", 1)[1]
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    def send(self, signal_number: signal.Signals) -> None:
+        self.process.send_signal(signal_number)
+
+    def wait(self) -> int:
+        """The exit status, once the process has ended."""
+        return self.process.wait(timeout=STOP_SECONDS)
+
+    def kill(self) -> None:
+        """End it as a crash would: without a word to anyone."""
+        self.process.kill()
+        self.wait()
+
+
+def executor_command(model: Path, *arguments: str, scheduler: Sequence[str] = (NO_SCHEDULER,)) -> list[str]:
+    """The command of an executor on a free port, with a cache of 64 blocks unless told otherwise."""
+    command = [*EXECUTOR, "--model", str(model), "--dtype", "float32", "--threads", "1", "--port", "0"]
+    command += ["--log-format", "json", "--num-blocks", "64"]
+    for address in scheduler:
+        command += ["--scheduler", address]
+    return [*command, *arguments]
+
+
+@contextmanager
+def started(directory: Path, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Service]:
+    """Start a service and wait until it listens; kill what is left of it afterwards."""
+    number = next(_numbers)
+    address_file, log_file = directory / f"address-{number}", directory / f"log-{number}"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--address-file", str(address_file)], stderr=log, env={**os.environ, **(environment or {})}
+        )
+    with process:
+        try:
+            wait_until(lambda: address_file.exists() or process.poll() is not None, START_SECONDS)
+            assert process.poll() is None, log_file.read_text(encoding="utf-8")
+            address = address_file.read_text(encoding="utf-8").strip()
+            yield Service(process=process, address=address, log_file=log_file)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def scheduler_service(directory: Path, *, port: str = "0") -> Iterator[Service]:
+    with started(directory, [*SCHEDULER, "--port", port]) as service:
+        yield service
+
+
+@contextmanager
+def executor_service(
+    directory: Path, model: Path, *arguments: str, scheduler: Sequence[str] = (NO_SCHEDULER,)
+) -> Iterator[Service]:
+    """An executor that has loaded its model."""
+    with started(directory, executor_command(model, *arguments, scheduler=scheduler)) as service:
+        wait_until_healthy(service)
+        yield service
+
+
+def wait_until_healthy(service: Service) -> None:
+    wait_until(lambda: service.process.poll() is not None or is_healthy(service.address), START_SECONDS)
+    assert service.process.poll() is None, service.log
+
+
+def is_healthy(address: str, name: str = "") -> bool:
+    return health_of(address, name) == health_pb2.HealthCheckResponse.SERVING
+
+
+def health_of(address: str, name: str = "") -> int:
+    with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        return int(check(health_pb2.HealthCheckRequest(service=name), timeout=10).status)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Poll until it holds. Fails when it never does; the time is a bound for a hang, not a measure."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

@@ -1,0 +1,159 @@
+"""Eviction, chunking, planning ahead and neighbours never change an answer: tokens equal those of `generate`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.engine import engine_on_model, engine_on_tokens, limits_of
+from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
+from support.tiny_models import tiny_model
+from support.token_runner import true_tokens
+
+from executor_service.engine.plan import EvictMode
+from executor_service.engine.planning import Overlap
+from executor_service.engine.request import FinishReason, Sampling
+from executor_service.model.loaded import LoadedModel
+from scheduler_service.core.policy import Policy
+
+PROMPT_LENS = (1, 5, 16, 17, 40)
+NUM_NEW_TOKENS = 12
+ROOMY = limits_of(num_blocks=32, num_swap_blocks=8)
+CROWDED = limits_of(block_size=4, num_blocks=16, num_swap_blocks=12)
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, size=length).tolist() for length in PROMPT_LENS]
+
+
+@pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen3", "tiny-gemma3"])
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(loaded: LoadedModel) -> list[list[int]]:
+    """What transformers itself generates for each prompt."""
+    loaded.model.set_attn_implementation("eager")
+    try:
+        return [generate(loaded, prompt) for prompt in prompts()]
+    finally:
+        loaded.model.set_attn_implementation("metronome_paged")
+
+
+def generate(loaded: LoadedModel, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    generated = loaded.model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=NUM_NEW_TOKENS, do_sample=False, eos_token_id=None
+    )
+    tokens: list[int] = generated[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("overlap", Overlap)
+@pytest.mark.parametrize("chunk_size", [1, 3, 16])
+def test_chunks_and_planning_ahead_do_not_change_tokens(
+    loaded: LoadedModel, reference: list[list[int]], chunk_size: int, overlap: Overlap
+) -> None:
+    planner = LocalPlanner(Policy(chunk_size_tokens=chunk_size))
+    served = engine_on_model(loaded, ROOMY, planner=planner, overlap=overlap)
+    ids = [served.submit(prompt, NUM_NEW_TOKENS) for prompt in prompts()]
+    served.run()
+    assert [served.tokens(id) for id in ids] == reference
+
+
+@pytest.mark.parametrize("policy", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
+def test_evictions_for_want_of_blocks_do_not_change_tokens(
+    loaded: LoadedModel, reference: list[list[int]], policy: Policy
+) -> None:
+    served = engine_on_model(loaded, CROWDED, planner=LocalPlanner(policy))
+    ids = [served.submit(prompt, NUM_NEW_TOKENS) for prompt in prompts()]
+    served.run()
+    assert [served.tokens(id) for id in ids] == reference
+    counters = served.engine.counters
+    assert counters.num_evicted_swap + counters.num_evicted_recompute > 0
+    assert counters.num_refused_plans == counters.num_safe_plans == 0
+
+
+@pytest.mark.parametrize("mode", EvictMode)
+@pytest.mark.parametrize("length", [17, 18, 23, 28])
+def test_an_eviction_beside_others_does_not_change_tokens(
+    loaded: LoadedModel, reference: list[list[int]], mode: EvictMode, length: int
+) -> None:
+    """Request 4 has 17 prompt tokens; at length 17 its prompt is half computed."""
+    evict = EvictAtLength(request_id=4, length=length, mode=mode)
+    planner = LocalPlanner(replace(RECOMPUTE, chunk_size_tokens=9), evict)
+    served = engine_on_model(loaded, ROOMY, planner=planner)
+    ids = [served.submit(prompt, NUM_NEW_TOKENS) for prompt in prompts()]
+    served.run()
+    assert evict.done
+    assert [served.tokens(id) for id in ids] == reference
+    assert served.finish(4).usage.num_preemptions == 1
+
+
+@pytest.mark.parametrize("overlap", Overlap)
+@pytest.mark.parametrize("mode", EvictMode)
+def test_an_eviction_at_any_length_does_not_change_tokens(mode: EvictMode, overlap: Overlap) -> None:
+    """Alone, so that the plan which evicts runs nothing at all."""
+    prompt = list(range(10))
+    for length in range(10, 50):
+        planner = LocalPlanner(
+            Policy(chunk_size_tokens=7), evict := EvictAtLength(request_id=1, length=length, mode=mode)
+        )
+        served = engine_on_tokens(limits_of(num_swap_blocks=8), planner=planner, overlap=overlap)
+        served.submit(prompt, 40)
+        for _ in range(3):
+            served.step()
+        while len(served.books):
+            served.step()
+        assert evict.done
+        assert served.tokens(1) == true_tokens(prompt, 40), length
+        assert served.is_empty
+
+
+@pytest.mark.parametrize("mode", EvictMode)
+def test_an_eviction_stands_although_those_who_were_to_run_ended(mode: EvictMode) -> None:
+    """The plan made ahead runs request 1 and evicts request 2; then request 1 ends by a token nobody foresaw."""
+    prompts_of = {1: [1, 2, 3], 2: [4, 5, 6]}
+    end_token = true_tokens(prompts_of[1], 4)[-1]
+    evict = EvictAtLength(request_id=2, length=7, mode=mode)
+    served = engine_on_tokens(limits_of(num_swap_blocks=2), planner=LocalPlanner(RECOMPUTE, evict))
+    served.submit(prompts_of[1], 20, stop_token_ids=[end_token])
+    served.submit(prompts_of[2], 20)
+    for _ in range(4):
+        served.step()
+    assert served.finish(1).finish_reason is FinishReason.STOP
+    assert not served.step()
+    served.run()
+    assert served.tokens(2) == true_tokens(prompts_of[2], 20)
+
+
+@pytest.mark.parametrize("mode", EvictMode)
+def test_a_seed_decides_whatever_happens(mode: EvictMode) -> None:
+    """Case 39: alone, beside one without a seed of its own, beside one with, and evicted half way."""
+    loaded = tiny_model("tiny-llama")
+    prompt = list(range(12))
+
+    def sampled(seed: int) -> Sampling:
+        return Sampling(temperature=0.8, top_k=0, top_p=1.0, seed=seed)
+
+    def tokens(*neighbours: int, planner: LocalPlanner | None = None) -> list[int]:
+        served = engine_on_model(loaded, ROOMY, planner=planner)
+        served.submit(prompt, 16, sampling=sampled(42))
+        for seed in neighbours:
+            served.submit(prompt[::-1], 16, sampling=sampled(seed))
+        served.run()
+        return served.tokens(1)
+
+    evict = EvictAtLength(request_id=1, length=20, mode=mode)
+    alone = tokens()
+    assert tokens(7) == tokens(123456789) == tokens(8, planner=LocalPlanner(RECOMPUTE, evict)) == alone
+    assert evict.done
+    served = engine_on_model(loaded, ROOMY)
+    served.submit(prompt, 16, sampling=sampled(43))
+    served.run()
+    assert served.tokens(1) != alone
