@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from metronome.executor.v1 import executor_pb2 as pb
 from metronome.executor.v1.executor_pb2_grpc import ExecutorServiceServicer
 from metronome.inference.v1 import error_reason_pb2 as reasons
@@ -21,6 +22,9 @@ from executor_service.watch import WatchHub
 
 # Time between two messages of a watch while nothing runs.
 PROGRESS_INTERVAL_S = 5.0
+
+# As google.protobuf.Duration has it: 10,000 years.
+MAX_DURATION_S = 315_576_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -41,9 +45,7 @@ class ExecutorServicer(ExecutorServiceServicer):
     async def WatchState(self, request: pb.WatchStateRequest, context: Context) -> AsyncIterator[pb.WatchStateResponse]:
         try:
             executor = self._serving.ready()
-            min_interval_s = request.min_interval.ToTimedelta().total_seconds()
-            if min_interval_s < 0:
-                raise ServiceError(reasons.ERROR_REASON_OUT_OF_RANGE, "min_interval is negative", field="min_interval")
+            min_interval_s = _seconds(request.min_interval, "min_interval")
         except ServiceError as error:
             await abort(context, error)
             raise
@@ -78,3 +80,11 @@ class ExecutorServicer(ExecutorServiceServicer):
             ],
             counters=counters_message(counters),
         )
+
+
+def _seconds(duration: Duration, field: str) -> float:
+    """Raises ServiceError where it is negative, or no duration at all."""
+    if not (0 <= duration.seconds <= MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000):
+        message = f"{field} is {duration.seconds} s and {duration.nanos} ns, it must be a duration of at least 0"
+        raise ServiceError(reasons.ERROR_REASON_OUT_OF_RANGE, message, field=field)
+    return float(duration.seconds + duration.nanos / 1e9)

@@ -232,15 +232,19 @@ class Books:
     def check_integrity(self) -> None:
         """Raise BlockAccountingError unless free + in use = all, in both pools, and every holder is accounted for."""
         c = self.columns
-        running, swapped = self.rows_with(Status.RUNNING), self.rows_with(Status.SWAPPED)
+        rows, running, swapped = self.rows(), self.rows_with(Status.RUNNING), self.rows_with(Status.SWAPPED)
+        if dict(zip(c["id"][rows].tolist(), rows.tolist(), strict=True)) != self._row_of:
+            raise BlockAccountingError("the rows in use are not those of the requests")
         self.block_pool.check_integrity(self._blocks_of(row) for row in running)
         self.swap_space.check_integrity()
-        if set(c["id"][swapped].tolist()) != {i for i in c["id"][self.rows()].tolist() if i in self.swap_space}:
-            raise BlockAccountingError("swap space and request table name different requests")
         if len(self.swap_space) != len(swapped):
             raise BlockAccountingError(f"{len(self.swap_space)} requests hold swap blocks, {len(swapped)} are swapped")
-        waiting = self.rows_with(Status.WAITING)
-        if c["num_blocks"][waiting].any() or c["num_computed_tokens"][waiting].any():
+        for request_id, num_blocks in zip(c["id"][swapped].tolist(), c["num_blocks"][swapped].tolist(), strict=True):
+            if len(self.swap_space.holding(request_id).blocks) != num_blocks:
+                raise BlockAccountingError(f"request {request_id} does not hold {num_blocks} swap blocks")
+        if (c["num_computed_tokens"][rows] > c["num_blocks"][rows] * self.limits.block_size).any():
+            raise BlockAccountingError("a request has computed tokens and no block for them")
+        if c["num_blocks"][self.rows_with(Status.WAITING)].any():
             raise BlockAccountingError("a waiting request holds blocks")
 
     def _blocks_of(self, row: int) -> Blocks:

@@ -55,14 +55,15 @@ class Inbox:
             if self._max_num_waiting is not None and num_waiting >= self._max_num_waiting and not runs_at_once:
                 raise QueueFullError(num_waiting=num_waiting, max_num_waiting=self._max_num_waiting)
             self._num_submitted += 1
-        self._commands.put(lambda: self._accept(accept))
+            # Still under the lock: what is taken comes before the close, so the engine hears of it.
+            self._commands.put(lambda: self._accept(accept))
 
     def put(self, command: Callable[[], None]) -> None:
-        """Run a command between two passes."""
+        """Run a command between two passes; never, if the engine has stopped."""
         self._commands.put(command)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function between two passes and give its result."""
+        """Run a function between two passes and give its result. Raises EngineClosedError."""
         future: Future[T] = Future()
 
         def command() -> None:
@@ -73,7 +74,10 @@ class Inbox:
             except Exception as error:  # the caller's to handle, on the caller's thread
                 future.set_exception(error)
 
-        self.put(command)
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the executor has stopped")
+            self._commands.put(command)
         return future
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def make_safe_plan(books: Books) -> Plan:
     """Plan the pass that comes next from the books alone."""
     running = _in_order(books, books.rows_with(Status.RUNNING), first="last_run_iteration")
     num_tokens, growth = _demand(books, running, books.limits.max_num_batched_tokens)
-    fits = (growth == 0) | (np.cumsum(growth) <= books.block_pool.num_free)
+    fits = _fits(growth, books.block_pool.num_free)
     if len(running) and not fits.any():
         return _plan_with_evictions(books, running)
     running, num_tokens, growth = running[fits], num_tokens[fits], growth[fits]
@@ -40,6 +40,13 @@ def make_safe_plan(books: Books) -> Plan:
         admit=ids[returning[~is_swapped]],
         resume=ids[returning[is_swapped]],
     )
+
+
+def _fits(growth: Counts, num_free_blocks: int) -> NDArray[np.bool_]:
+    """Who gets blocks, in order; one that needs more than there are keeps nobody else from them."""
+    possible = growth <= num_free_blocks
+    fits: NDArray[np.bool_] = possible & (np.cumsum(growth * possible) <= num_free_blocks)
+    return fits | (growth == 0)
 
 
 def _plan_with_evictions(books: Books, running: Rows) -> Plan:

@@ -36,5 +36,5 @@ REAL_PROMPTS = (
     "A: Have you seen the film?\nB: No, not yet. Is it any good?\nA: Well,",
     "The causes of the First World War are many. Historians point to alliances, militarism and nationalism. " * 2,
     _GETTYSBURG,
-    (_GETTYSBURG + "\n\n") * 2 + "Four score and seven",
+    _GETTYSBURG + "\n\n" + _GETTYSBURG + "\n\nFour score and seven",
 )

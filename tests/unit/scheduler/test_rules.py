@@ -164,8 +164,7 @@ def test_auto_recomputes_without_a_latency_model() -> None:
 
 def test_a_model_with_figures_beyond_all_measure_recomputes() -> None:
     latency = replace(LATENCY, swap_block_us=1e308, pass_us=1e308, prefill_token_us=1e308)
-    fresh = running(2, num_output_tokens=0, num_computed_tokens=0, num_blocks=0)
-    state = executor_of(running(1), fresh, num_blocks=1, num_swap_blocks=1, latency=latency)
+    state = executor_of(running(1), running(2), num_blocks=2, num_swap_blocks=1, latency=latency)
     assert plan_executor(state, FIFO).evict.mode.tolist() == [EvictMode.RECOMPUTE]
 
 

@@ -31,7 +31,7 @@ from metronome_cli.options import INT32, INT64, executor_option
 @click.option("--tenant", default="", help="Whose request it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
 def generate(prompt: str | None, prompt_file: str | None, executor: str, as_json: bool, **sampling: object) -> None:
-    """Continue PROMPT; `-` reads it from stdin."""
+    """Continue a PROMPT (`-`: stdin)."""
     text = read_prompt(prompt, prompt_file)
     options = GenerateOptions(**sampling)  # type: ignore[arg-type]  # click has checked them
     show = _show_json if as_json else _show_text

@@ -31,7 +31,7 @@ _PLACE = re.compile(r' at "?PlanRequest[\w.\[\]]*"?')
 @click.option("--explain", is_flag=True, help="Say why each request that stays out does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def plan(state_file: str, scheduler: str, profile: str | None, explain: bool, as_json: bool) -> None:
-    """Plan one iteration for the state in STATE.json (`-`: stdin).
+    """Plan one iteration of STATE.json (`-`: stdin).
 
     The file holds a ClusterState or a whole PlanRequest in the JSON form of protobuf, or what `metronome state --json`
     printed.

@@ -59,7 +59,11 @@ def run(
     executor: str | None,
     scheduler: str | None,
 ) -> None:
-    """Start a stack, send prompts of mixed length at once, show the answers and the batch of each iteration, sum up."""
+    """Send real prompts at once and show each iteration.
+
+    Starts a scheduler and an executor, shows the answers as they stream and the batch of every iteration, sums up, and
+    stops what it started.
+    """
     workload = build_workload(load_prompts(prompts_dir), num_requests, run_id=secrets.token_hex(4))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
     settings = StackSettings(

@@ -39,7 +39,11 @@ def up(
     scheduler_port: int,
     executor_port: int,
 ) -> None:
-    """Start a scheduler and an executor on loopback and leave them running."""
+    """Start a local stack and leave it running.
+
+    The stack is a scheduler and an executor on loopback. Its record and its logs are in $METRONOME_HOME (default:
+    .metronome in the working directory).
+    """
     executor = ExecutorSettings(
         model=model, dtype=dtype, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, profile=profile
     )

@@ -24,7 +24,10 @@ _WATCH_INTERVAL_S = 0.25
     "--json", "as_json", is_flag=True, help="Print them as JSON, which `metronome plan` reads; one a line with --watch."
 )
 def state(executor: str, watch: bool, as_json: bool) -> None:
-    """Show the books of an executor: sizes, blocks, requests, counters."""
+    """Show an executor's books.
+
+    That is its sizes, its blocks, its requests and what it has counted since it started.
+    """
     with executor_errors(executor), InferenceClient(executor) as client:
         if not watch:
             books = client.state()

@@ -72,5 +72,7 @@ def start_stack(
 
 
 def stop_services(services: Sequence[Service]) -> None:
-    """Stop services, the last one started first."""
+    """Stop services that this process started, the last one first."""
     stop_all(service.process for service in reversed(services))
+    for service in services:
+        service.process.reap()

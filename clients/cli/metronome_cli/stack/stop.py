@@ -19,7 +19,6 @@ def stop_all(processes: Iterable[ProcessIdentity], *, grace_s: float = GRACE_S) 
         if not _ended_within(process, grace_s):
             process.send_signal(signal.SIGKILL)
             _ended_within(process, grace_s)
-        process.reap()
 
 
 def _ended_within(process: ProcessIdentity, seconds: float) -> bool:

@@ -1,0 +1,45 @@
+"""Requests of mixed length: real text, cut by a fixed seed, with heavy-tailed lengths of prompt and answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+MAX_PROMPT_TOKENS = 512
+MAX_OUTPUT_TOKENS = 192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    prompt_token_ids: tuple[int, ...]
+    num_output_tokens: int
+
+
+def mixed_jobs(count: int, tokenize: Callable[[str], Sequence[int]], *, seed: int = 1) -> list[Job]:
+    """``count`` jobs over the texts that `metronome run` uses as prompts; the same for the same seed."""
+    folder = resources.files("metronome_cli") / "prompts"
+    texts = sorted((file.name, file.read_text(encoding="utf-8")) for file in folder.iterdir())
+    tokens = [token for _, text in texts for token in tokenize(text)[1:]]
+    start_token = tokenize("")[0]
+    draw = random.Random(seed)
+    return [_job(draw, start_token, tokens) for _ in range(count)]
+
+
+def jobs_from_file(path: Path) -> list[Job]:
+    """Jobs of a JSON file: {"requests": [{"prompt_token_ids": [...], "output_len": n}, ...]}."""
+    requests = json.loads(path.read_text(encoding="utf-8"))["requests"]
+    return [
+        Job(prompt_token_ids=tuple(request["prompt_token_ids"]), num_output_tokens=request["output_len"])
+        for request in requests
+    ]
+
+
+def _job(draw: random.Random, start_token: int, tokens: Sequence[int]) -> Job:
+    num_prompt = min(MAX_PROMPT_TOKENS, 8 + int(draw.lognormvariate(4.2, 0.8)))
+    num_output = min(MAX_OUTPUT_TOKENS, 4 + int(draw.lognormvariate(3.6, 0.9)))
+    start = draw.randrange(len(tokens) - num_prompt)
+    return Job(prompt_token_ids=(start_token, *tokens[start : start + num_prompt - 1]), num_output_tokens=num_output)

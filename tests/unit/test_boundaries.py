@@ -1,0 +1,93 @@
+"""Who may import what: the rings of docs/architecture.md, read from the code's own import statements."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WIRE = {"grpc", "google", "metronome", "grpc_health", "grpc_reflection", "grpc_status"}
+TENSORS = {"torch", "transformers", "safetensors", "gguf"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports at run time or for its types."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            assert node.module is not None
+            yield node.module
+
+
+def files(*places: str) -> list[Path]:
+    found = [
+        path
+        for place in places
+        for path in sorted((ROOT / place).rglob("*.py") if (ROOT / place).is_dir() else [ROOT / place])
+    ]
+    assert found, places
+    return found
+
+
+def forbidden(paths: list[Path], packages: set[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in paths
+        for name in imports(path)
+        if name.split(".")[0] in packages
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "packages"),
+    [
+        (["scheduler_service"], {"executor_service", "metronome_client", "metronome_cli"} | TENSORS),
+        (["executor_service"], {"scheduler_service", "metronome_client", "metronome_cli"}),
+        (["clients"], {"scheduler_service", "executor_service"} | TENSORS),
+        (["scheduler_service/core"], WIRE | TENSORS | {"structlog", "asyncio", "logging", "time", "random", "os"}),
+        (["executor_service/engine"], WIRE | TENSORS),
+        (["executor_service/kv/block_pool.py", "executor_service/kv/swap_space.py"], WIRE | TENSORS),
+        (["executor_service/text"], WIRE | TENSORS),
+        (["executor_service/model", "executor_service/sampling", "executor_service/kv/cache.py"], WIRE),
+    ],
+)
+def test_a_ring_imports_nothing_from_outside_of_it(places: list[str], packages: set[str]) -> None:
+    assert forbidden(files(*places), packages) == []
+
+
+def test_the_schedulers_core_imports_numpy_and_the_standard_library_alone() -> None:
+    import sys
+
+    allowed = set(sys.stdlib_module_names) | {"numpy", "scheduler_service"}
+    others = {name for path in files("scheduler_service/core") for name in imports(path)}
+    assert {name for name in others if name.split(".")[0] not in allowed} == set()
+
+
+def test_the_core_knows_nothing_of_its_shell() -> None:
+    inner = {name for path in files("scheduler_service/core") for name in imports(path) if "scheduler_service" in name}
+    assert all(name.startswith("scheduler_service.core") for name in inner)
+
+
+@pytest.mark.parametrize("service", ["scheduler_service", "executor_service"])
+def test_only_the_shell_knows_protobuf_messages(service: str) -> None:
+    """`convert` translates; servicers, errors and clients of the wire name messages, nothing else does."""
+    shell = {
+        "servicer.py",
+        "control_servicer.py",
+        "server.py",
+        "errors.py",
+        "scheduler_client.py",
+        "executor.py",
+        "profiles.py",
+    }
+    knowing = {
+        str(path.relative_to(ROOT / service))
+        for path in files(service)
+        if any(name.split(".")[0] == "metronome" for name in imports(path))
+    }
+    assert {name for name in knowing if not name.startswith("convert") and name not in shell} == set()
