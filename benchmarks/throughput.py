@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from executor_service.model.dtypes import resolve_dtype
+from executor_service.model.gguf import default_cache_dir
+from executor_service.model.sources import resolve_source
 from harness.report import Figure, print_json, print_table
 from harness.stack import local_stack, run_jobs
 from harness.workload import Job, jobs_from_file, mixed_jobs
 from metronome_cli.stack.services import ExecutorSettings
-
-from executor_service.model.dtypes import resolve_dtype
-from executor_service.model.gguf import default_cache_dir
-from executor_service.model.sources import resolve_source
 
 
 def main() -> int:

@@ -14,16 +14,17 @@ def main() -> None:
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)
     # torch takes a second to import: settings are checked first.
+    from executor_service.address import AddressError
     from executor_service.build import CacheTooSmallError
     from executor_service.model.errors import ModelSourceError
-    from executor_service.server import PortTakenError, Server
+    from executor_service.server import Server
 
     async def serve() -> int:
         return await Server(config).run()
 
     try:
         status = asyncio.run(serve())
-    except (CacheTooSmallError, ModelSourceError, PortTakenError) as error:
+    except (CacheTooSmallError, ModelSourceError, AddressError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 1
     sys.stderr.flush()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+import numpy as np
 import structlog
 
 from executor_service.config import Config
@@ -22,6 +24,7 @@ from executor_service.text.tokenizer import Tokenizer
 
 log = structlog.get_logger()
 
+MEASURED_SWAP_BLOCKS = 32
 SWAP_SHARE = 4  # one swap block for so many KV blocks, unless told otherwise
 
 
@@ -72,9 +75,22 @@ def build_executor(
             overlap=config.overlap,
             sink=sink,
             observer=observer,
+            swap_block_us=_measure_swap_block_us(cache),
         ),
         planner=planner,
     )
+
+
+def _measure_swap_block_us(cache: KVCache) -> float:
+    """Microseconds to copy one block, one way; known before the first eviction, so that AUTO can choose at that one."""
+    blocks = np.arange(min(MEASURED_SWAP_BLOCKS, cache.num_blocks, cache.num_swap_blocks))
+    if not len(blocks):
+        return 0.0
+    cache.copy_out(blocks, blocks)  # the first touch of fresh memory costs more than a copy
+    started = time.perf_counter()
+    cache.copy_out(blocks, blocks)
+    cache.copy_in(blocks, blocks)
+    return (time.perf_counter() - started) * 1e6 / (2 * len(blocks))
 
 
 def _limits(config: Config, loaded: LoadedModel, block_bytes: int) -> Limits:

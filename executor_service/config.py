@@ -11,6 +11,7 @@ from executor_service.engine.planning import Overlap
 from executor_service.telemetry import LogFormat
 
 ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
+DEFAULT_SCHEDULER = "127.0.0.1:50051"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +45,18 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     parser = _parser()
     for action in parser._actions:
         value = environ.get(ENVIRONMENT_PREFIX + action.dest.upper())
-        if value is not None and action.dest != "help":
-            # argparse converts and checks a default that is a string, or here each of a list of strings.
-            action.default = value.split(",") if action.dest == "scheduler" else value
+        # argparse converts and checks a default that is a string. To the list of schedulers it would add the flags.
+        if value is not None and action.dest not in ("help", "scheduler"):
+            action.default = value
     args = parser.parse_args(argv)
+    schedulers = args.scheduler or _listed(environ.get(ENVIRONMENT_PREFIX + "SCHEDULER", "")) or [DEFAULT_SCHEDULER]
     return Config(
         host=args.host,
         port=args.port,
         address_file=args.address_file,
         model=args.model,
         dtype=_one_of(parser, "--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16")),
-        scheduler_addresses=tuple(args.scheduler or ("127.0.0.1:50051",)),
+        scheduler_addresses=tuple(schedulers),
         profile=args.profile or None,
         executor_id=args.executor_id or None,
         num_blocks=args.num_blocks,
@@ -106,7 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--max-model-len", type=_positive, help="most tokens of a request (default: the model's)")
     batch.add_argument("--max-num-waiting", type=_not_negative, help="most requests that wait (default: no bound)")
     planning = parser.add_argument_group("planning")
-    planning.add_argument("--scheduler", action="append", metavar="HOST:PORT", help="may be given more than once")
+    planning.add_argument(
+        "--scheduler",
+        action="append",
+        metavar="HOST:PORT",
+        help=f"may be given more than once, or with commas in the environment (default: {DEFAULT_SCHEDULER})",
+    )
     planning.add_argument("--profile", help="the scheduler's profile (default: the scheduler's default)")
     planning.add_argument("--plan-timeout-ms", type=_positive, default=1000, help="longest wait for a plan")
     planning.add_argument("--overlap", default="on", help="ask for the next plan while a pass runs: on or off")
@@ -114,6 +121,10 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--log-format", default="console", help="console or json")
     logs.add_argument("--log-level", default="info", help="debug, info, warning or error")
     return parser
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _one_of(parser: argparse.ArgumentParser, flag: str, value: str, choices: tuple[str, ...]) -> str:

@@ -8,9 +8,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from metronome.executor.v1 import executor_pb2 as pb
-from metronome.executor.v1.executor_pb2_grpc import ExecutorServiceServicer
-from metronome.inference.v1 import error_reason_pb2 as reasons
 
 from executor_service.convert.state import cluster_state, counters_message, pass_message
 from executor_service.engine.record import Counters
@@ -19,6 +16,9 @@ from executor_service.errors import ServiceError, abort
 from executor_service.executor import Executor
 from executor_service.servicer import Serving
 from executor_service.watch import WatchHub
+from metronome.executor.v1 import executor_pb2 as pb
+from metronome.executor.v1.executor_pb2_grpc import ExecutorServiceServicer
+from metronome.inference.v1 import error_reason_pb2 as reasons
 
 # Time between two messages of a watch while nothing runs.
 PROGRESS_INTERVAL_S = 5.0
@@ -73,8 +73,10 @@ class ExecutorServicer(ExecutorServiceServicer):
             return engine.snapshot(), engine.counters.copy()
 
         snapshot, counters = await asyncio.wrap_future(executor.engine.inbox.call(copy))
+        state = cluster_state(snapshot, executor_id=executor.executor_id)
+        state.executors[0].draining = self._serving.draining
         return pb.GetStateResponse(
-            state=cluster_state(snapshot, executor_id=executor.executor_id),
+            state=state,
             request_names=[
                 pb.RequestName(id=request_id, request_id=name) for request_id, name in self._serving.streams.names()
             ],

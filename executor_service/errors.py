@@ -12,9 +12,9 @@ from datetime import timedelta
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
-from metronome.inference.v1 import error_reason_pb2 as pb
 
 from executor_service.engine.request import EndCause
+from metronome.inference.v1 import error_reason_pb2 as pb
 
 DOMAIN = "executor.metronome"
 Reason = pb.ErrorReason

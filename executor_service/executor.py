@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import structlog
 import torch
-from metronome.inference.v1 import inference_pb2 as pb
 
 from executor_service.convert.generate import ModelFacts, parse_generate
 from executor_service.engine.loop import Engine
@@ -21,6 +20,7 @@ from executor_service.scheduler_client import SchedulerClient
 from executor_service.text.detokenizer import IncrementalDetokenizer
 from executor_service.text.stop import StopMatcher
 from executor_service.text.tokenizer import Tokenizer
+from metronome.inference.v1 import inference_pb2 as pb
 
 log = structlog.get_logger()
 

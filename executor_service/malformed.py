@@ -5,7 +5,9 @@ gRPC itself answers INTERNAL then, which tells a client to blame, and a balancer
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -57,11 +59,16 @@ def _refusing_unary(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing_stream(method: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.isasyncgenfunction(method):  # writes to the context, as the health service does
+        return _refusing_unary(method)
+
     async def refusing(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request is _MALFORMED:
             await _refuse(context)
-        async for response in method(request, context):
-            yield response
+        # Closed here and not by the garbage collector: a client that leaves must free its memory at once.
+        async with aclosing(method(request, context)) as responses:
+            async for response in responses:
+                yield response
 
     return refusing
 

@@ -16,14 +16,14 @@ import time
 from collections.abc import Sequence
 
 import grpc
-from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
-from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from executor_service.convert.plan import MalformedPlanError, plan_from_response
 from executor_service.convert.state import cluster_state
 from executor_service.engine.plan import Plan
 from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
+from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
+from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MIN_BACKOFF_S = 0.05
@@ -136,6 +136,8 @@ class PendingCall:
                 self._failures.append(f"{self._replica.address}: {_describe(error)}")
                 self._ask_next()
             else:
+                # gRPC wakes this thread before it calls back.
+                self._answered = self._answered or time.monotonic()
                 self._replica.succeeded()
                 self._client.use(self._replica)
                 return plan
@@ -150,7 +152,7 @@ class PendingCall:
             self._call.cancel()  # type: ignore[no-untyped-call]
 
     def _ask_next(self) -> None:
-        self._replica, self._call = None, None
+        self._replica, self._call, self._answered = None, None, 0.0
         remaining_s = self._deadline - time.monotonic()
         if self._candidates and remaining_s > 0:
             self._replica = self._candidates.pop(0)

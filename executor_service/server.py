@@ -12,18 +12,14 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from pathlib import Path
 
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from metronome.executor.v1 import executor_pb2
-from metronome.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
-from metronome.inference.v1 import inference_pb2
-from metronome.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
+from executor_service.address import AddressError, check_free, join, publish
 from executor_service.build import build_executor
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
@@ -34,6 +30,10 @@ from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
 from executor_service.watch import WatchHub
+from metronome.executor.v1 import executor_pb2
+from metronome.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
+from metronome.inference.v1 import inference_pb2
+from metronome.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
 log = structlog.get_logger()
 
@@ -51,10 +51,6 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-
-
-class PortTakenError(Exception):
-    """Another process listens on the port."""
 
 
 class Server:
@@ -83,7 +79,7 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit status.
 
-        Raises PortTakenError, ModelSourceError, CacheTooSmallError.
+        Raises AddressError, ModelSourceError, CacheTooSmallError.
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -104,18 +100,17 @@ class Server:
 
     async def _listen(self) -> None:
         config = self._config
+        check_free(config.host, config.port)
         try:
-            port = self._server.add_insecure_port(f"{config.host}:{config.port}")
+            port = self._server.add_insecure_port(join(config.host, config.port))
         except RuntimeError as error:
-            raise PortTakenError(
-                f"cannot listen on {config.host}:{config.port}; is the port taken? choose another with --port"
-            ) from error
+            raise AddressError(f"cannot listen on {join(config.host, config.port)}") from error
         await self._server.start()
-        address = f"{config.host}:{port}"
+        address = join(config.host, port)
         self._executor_id = self._executor_id or f"{socket.gethostname()}:{port}"
         log.info("executor_listening", address=address, executor_id=self._executor_id)
         if config.address_file is not None:
-            _write_whole(config.address_file, address + "\n")
+            publish(address, config.address_file)
 
     def _load(self) -> Executor:
         return build_executor(
@@ -129,10 +124,8 @@ class Server:
     async def _begin_serving(self, executor: Executor) -> None:
         self._serving.executor = executor
         executor.start(self._on_engine_death, threads=self._config.threads)
-        if self._serving.draining:  # asked for while the model was loading
-            await self._begin_drain()
-            return
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if not self._serving.draining:  # may be asked for while the model loads
+            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("executor_serving", executor_id=self._executor_id, model=self._config.model)
 
     async def _drain(self) -> None:
@@ -145,20 +138,19 @@ class Server:
         executor = self._serving.executor
         assert executor is not None
         executor.engine.inbox.close()
-        with suppress(TimeoutError):
+        with suppress(TimeoutError):  # a pass may take that long; then the end of the process ends it
             async with asyncio.timeout(self._config.grace_s + 1):
                 await self._serving.streams.wait_until_empty()
-        executor.planner.close()
+                executor.planner.close()
         log.info("executor_stopped")
 
     async def _begin_drain(self) -> None:
-        """Take no new requests, and say so to whoever asks for health."""
+        """Take no new requests, and say so to whoever asks for health.
+
+        The scheduler is not told: it would admit nobody any more, and those that wait have been accepted too.
+        """
         self._serving.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        executor = self._serving.executor
-        if executor is not None:
-            engine = executor.engine
-            engine.inbox.put(lambda: setattr(engine, "draining", True))
 
     def _on_engine_death(self) -> None:
         """Called on the engine's thread, which computes nothing any more: tell everybody, and end the process."""
@@ -186,10 +178,3 @@ class Server:
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *SERVICES):
             await self._health.set(service, status)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Whoever reads the file sees all of it or none."""
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text)
-    scratch.replace(path)

@@ -9,9 +9,6 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import grpc
-from metronome.inference.v1 import error_reason_pb2 as reasons
-from metronome.inference.v1 import inference_pb2 as pb
-from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 from executor_service.convert.generate import delta, finished, prompt_tokens, started
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
@@ -20,6 +17,9 @@ from executor_service.errors import ServiceError, abort, error_of_ending
 from executor_service.executor import Executor
 from executor_service.streams import NameTakenError, Stream, Streams
 from executor_service.text.errors import UnknownTokenError
+from metronome.inference.v1 import error_reason_pb2 as reasons
+from metronome.inference.v1 import inference_pb2 as pb
+from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 # Proxies and firewalls drop streams that are silent for a minute or more.
 HEARTBEAT_INTERVAL_S = 15.0

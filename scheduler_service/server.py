@@ -19,8 +19,8 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.profiles import Profiles
 from scheduler_service.servicer import SchedulerServicer

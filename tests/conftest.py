@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.services import Service, executor_service, scheduler_service
+
+from support.services import Service, running_executor
 from support.wire import Client, connected
 
 
@@ -26,15 +27,15 @@ def services_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def scheduler(services_directory: Path) -> Iterator[Service]:
-    with scheduler_service(services_directory) as service:
+    with running_scheduler(services_directory) as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def executor(services_directory: Path, tiny_model_directory: Path, scheduler: Service) -> Iterator[Service]:
     """16 blocks of 16 tokens, eight requests at once. Tests leave it idle and neither drain nor stop it."""
-    arguments = ("--num-blocks", "16", "--num-swap-blocks", "8", "--max-num-seqs", "8")
-    with executor_service(
+    arguments = ("--num-blocks", "16", "--num-swap-blocks", "8", "--max-num-seqs", "8", "--log-level", "debug")
+    with running_executor(
         services_directory, tiny_model_directory, *arguments, scheduler=[scheduler.address]
     ) as service:
         yield service

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.workload import Job
 from metronome_cli.stack.local import StackSettings, start_stack
 from metronome_cli.stack.services import ExecutorSettings
 from metronome_cli.stack.start import Lifetime
 from metronome_client import AsyncInferenceClient, Delta, GenerateOptions
-
-from harness.workload import Job
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from metronome.inference.v1 import error_reason_pb2 as reasons
-from metronome.inference.v1 import inference_pb2 as pb
 
 from executor_service.engine.limits import ExceedsKVCacheError, ExceedsModelLenError, Limits
 from executor_service.engine.request import FinishedEvent, Request, Sampling, Stopping, TokensEvent
@@ -17,6 +15,8 @@ from executor_service.errors import ServiceError
 from executor_service.text.errors import ChatTemplateMissingError, InvalidStopStringError, TextError, UnknownTokenError
 from executor_service.text.stop import StopMatcher
 from executor_service.text.tokenizer import ChatMessage, Tokenizer
+from metronome.inference.v1 import error_reason_pb2 as reasons
+from metronome.inference.v1 import inference_pb2 as pb
 
 N = TypeVar("N", int, float)
 
@@ -77,12 +77,18 @@ def parse_generate(
 def prompt_tokens(message: pb.GenerateRequest | pb.TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a prompt, at least one where it is to be generated from. Raises ServiceError."""
     if isinstance(message, pb.TokenizeRequest):
-        field = message.WhichOneof("input")
-    else:
-        field = message.WhichOneof("prompt")
-        is_empty = {"text": not message.text, "token_ids": not message.token_ids.ids}.get(field or "", field is None)
-        if is_empty:
-            raise ServiceError(reasons.ERROR_REASON_EMPTY_PROMPT, "the prompt is empty", field=field or "prompt")
+        return _encoded(message, message.WhichOneof("input") or "input", tokenizer)
+    field = message.WhichOneof("prompt") or "prompt"
+    # Both are looked at: of empty text a start token may be made, and of a space nothing at all.
+    is_empty = field == "prompt" or (field == "text" and not message.text)
+    tokens = [] if is_empty else _encoded(message, field, tokenizer)
+    if not tokens:
+        raise ServiceError(reasons.ERROR_REASON_EMPTY_PROMPT, "the prompt is empty", field=field)
+    return tokens
+
+
+def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of the field that is set, or those of no text. Raises ServiceError."""
     try:
         if isinstance(message, pb.GenerateRequest) and field == "token_ids":
             tokenizer.validate(message.token_ids.ids)
@@ -96,13 +102,10 @@ def prompt_tokens(message: pb.GenerateRequest | pb.TokenizeRequest, tokenizer: T
     except ChatTemplateMissingError as error:
         raise ServiceError(reasons.ERROR_REASON_NO_CHAT_TEMPLATE, str(error)) from error
     except UnknownTokenError as error:
-        raise ServiceError(
-            reasons.ERROR_REASON_UNKNOWN_TOKEN,
-            str(error),
-            field="token_ids.ids" if field == "token_ids" else str(field),
-        ) from error
+        path = "token_ids.ids" if field == "token_ids" else field
+        raise ServiceError(reasons.ERROR_REASON_UNKNOWN_TOKEN, str(error), field=path) from error
     except TextError as error:
-        raise ServiceError(reasons.ERROR_REASON_INVALID_TEXT, str(error), field=str(field)) from error
+        raise ServiceError(reasons.ERROR_REASON_INVALID_TEXT, str(error), field=field) from error
 
 
 def started(request: Request) -> pb.Started:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from metronome.scheduler.v1 import plan_pb2 as pb
-from metronome.scheduler.v1 import scheduler_pb2 as scheduler
 
 from executor_service.engine.plan import Plan, Rejection
+from metronome.scheduler.v1 import plan_pb2 as pb
+from metronome.scheduler.v1 import scheduler_pb2 as scheduler
 
 
 class MalformedPlanError(ValueError):

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
-from metronome.executor.v1 import executor_pb2 as executor
-from metronome.scheduler.v1 import state_pb2 as pb
 from numpy.typing import NDArray
 
 from executor_service.engine.limits import Limits
 from executor_service.engine.record import Counters, PassRecord
 from executor_service.engine.snapshot import Latency, Snapshot
+from metronome.executor.v1 import executor_pb2 as executor
+from metronome.scheduler.v1 import state_pb2 as pb
 
 _WIRE_TYPES: dict[int, str] = {
     FieldDescriptor.TYPE_SFIXED32: "<i4",

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 from executor_service.engine.snapshot import Latency
 
 WINDOW = 256
-MIN_PASSES = 16
-REFIT_INTERVAL = 16
+MIN_PASSES = 4
+REFIT_INTERVAL = 4
 
 
 class LatencyFitter:
     """Give it every pass; ``latency`` is None until it has seen enough of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, swap_block_us: float = 0.0) -> None:
+        """``swap_block_us``: of one block, one way, as measured at the start; 0: not measured."""
         self._features = np.zeros((WINDOW, 4))  # 1, prefill tokens, decodes, KV tokens read
         self._times_us = np.zeros(WINDOW)
         self._num_passes = 0
-        self._swap_block_us = 0.0
+        self._swap_block_us = swap_block_us
         self.latency: Latency | None = None
 
     def add_pass(self, *, num_prefill_tokens: int, num_decodes: int, num_kv_tokens: int, time_us: int) -> None:

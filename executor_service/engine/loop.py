@@ -26,6 +26,7 @@ from executor_service.engine.plan import PlanSource
 from executor_service.engine.planner import Planner
 from executor_service.engine.planning import ObtainedPlan, Overlap, Planning
 from executor_service.engine.record import Counters, Observer, PassRecord
+from executor_service.engine.record_pass import record_pass
 from executor_service.engine.request import EndCause, Event
 from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.sequence import Sequence
@@ -54,13 +55,14 @@ class Engine:
         overlap: Overlap,
         sink: Callable[[list[Event]], None],
         observer: Observer,
+        swap_block_us: float = 0.0,
     ) -> None:
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
         self.draining = False
         self._books = Books(limits)
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
-        self._latency = LatencyFitter()
+        self._latency = LatencyFitter(swap_block_us=swap_block_us)
         self._runner = runner
         self._kv = kv
         self._observer = observer
@@ -111,7 +113,7 @@ class Engine:
             self._go_idle()
             return False
         watch.lap("commands")
-        obtained = self._planning.obtain(self._snapshot_to_plan)
+        obtained = self._obtain()
         watch.lap("plan")
         checked, source = self._checked(obtained)
         copies = apply(checked, self._books)
@@ -124,6 +126,14 @@ class Engine:
         self._publish_queue()
         self._desk.flush()
         return len(checked.rows) > 0
+
+    def _obtain(self) -> ObtainedPlan:
+        """The plan asked for ahead; or one for the books as they are, where all whom that would run have ended."""
+        obtained = self._planning.obtain(self._snapshot_to_plan)
+        plan = obtained.plan
+        if plan is not None and len(plan.scheduled) and self._desk.ended.issuperset(plan.scheduled.tolist()):
+            obtained = self._planning.obtain(self._snapshot_to_plan)
+        return obtained
 
     def _checked(self, obtained: ObtainedPlan) -> tuple[CheckedPlan, PlanSource]:
         """The plan in rows of the books, if there is one and it holds; else the safe plan."""
@@ -153,7 +163,16 @@ class Engine:
             self._books.advance(inputs.rows, inputs.num_tokens)
             num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
         watch.lap("emit")
-        record = self._record(checked, inputs, obtained, source, watch, start_time_us, num_finished)
+        record = record_pass(
+            self._books,
+            checked,
+            inputs,
+            obtained,
+            source=source,
+            watch=watch,
+            start_time_us=start_time_us,
+            num_finished=num_finished,
+        )
         self._count(record)
         if result is not None:
             self._learn(inputs, record)
@@ -172,7 +191,7 @@ class Engine:
         return result
 
     def _copy_alone(self, copies: Copies) -> None:
-        """The copies of a plan that runs nobody, as when all whom it was to run have ended since it was asked for."""
+        """The copies of a plan that runs nobody: what it swaps out must be kept all the same."""
         try:
             self._copy(copies)
         except Exception as error:  # as in a pass
@@ -209,7 +228,7 @@ class Engine:
             latency=self._latency.latency,
         )
 
-    # Books and records
+    # Books
 
     def _accept(self, sequence: Sequence) -> None:
         self._desk.accept(sequence)
@@ -250,44 +269,4 @@ class Engine:
             num_decodes=record.num_decode_requests,
             num_kv_tokens=int(inputs.batch.context_lens[: inputs.num_decodes].sum()),
             time_us=record.total_us - record.plan_wait_us,
-        )
-
-    def _record(
-        self,
-        checked: CheckedPlan,
-        inputs: PassInputs,
-        obtained: ObtainedPlan,
-        source: PlanSource,
-        watch: StopWatch,
-        start_time_us: int,
-        num_finished: int,
-    ) -> PassRecord:
-        books = self._books
-        num_decode_tokens = int(inputs.num_tokens[: inputs.num_decodes].sum())
-        return PassRecord(
-            iteration=books.iteration,
-            start_time_us=start_time_us,
-            num_prefill_tokens=int(inputs.num_tokens.sum()) - num_decode_tokens,
-            num_decode_tokens=num_decode_tokens,
-            num_prefill_requests=len(inputs.rows) - inputs.num_decodes,
-            num_decode_requests=inputs.num_decodes,
-            num_running=len(books.rows_with(Status.RUNNING)),
-            num_waiting=len(books.rows_with(Status.WAITING)),
-            num_swapped=len(books.rows_with(Status.SWAPPED)),
-            num_free_blocks=books.block_pool.num_free,
-            num_free_swap_blocks=books.swap_space.num_free,
-            num_admitted=len(checked.admit),
-            num_resumed=len(checked.resume),
-            num_evicted_swap=len(checked.evict_by_swap),
-            num_evicted_recompute=len(checked.evict_by_recompute),
-            num_rejected=len(checked.reject),
-            num_finished=num_finished,
-            plan_source=source,
-            plan_wait_us=obtained.wait_us,
-            plan_round_trip_us=obtained.round_trip_us,
-            build_us=watch["build"],
-            forward_us=watch["copy"] + watch["forward"],
-            emit_us=watch["emit"],
-            total_us=watch.total_us,
-            predicted_us=checked.predicted_us,
         )

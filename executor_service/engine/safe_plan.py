@@ -45,8 +45,8 @@ def make_safe_plan(books: Books) -> Plan:
 def _fits(growth: Counts, num_free_blocks: int) -> NDArray[np.bool_]:
     """Who gets blocks, in order; one that needs more than there are keeps nobody else from them."""
     possible = growth <= num_free_blocks
-    fits: NDArray[np.bool_] = possible & (np.cumsum(growth * possible) <= num_free_blocks)
-    return fits | (growth == 0)
+    fits: NDArray[np.bool_] = (growth == 0) | (possible & (np.cumsum(growth * possible) <= num_free_blocks))
+    return fits
 
 
 def _plan_with_evictions(books: Books, running: Rows) -> Plan:

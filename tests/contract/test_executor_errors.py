@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from grpc import StatusCode
+
 from metronome.executor.v1 import executor_pb2
 from metronome.inference.v1 import error_reason_pb2
 from metronome.inference.v1 import inference_pb2 as pb
@@ -129,7 +130,8 @@ def test_a_bad_request_is_refused_with_its_reason(
 
 
 def test_every_reason_is_provoked_somewhere() -> None:
-    reasons = {name.removeprefix("ERROR_REASON_") for name in error_reason_pb2.ErrorReason.keys()}
+    values = error_reason_pb2.ErrorReason.DESCRIPTOR.values
+    reasons = {value.name.removeprefix("ERROR_REASON_") for value in values}
     assert {row[2] for row in ROWS} | set(ELSEWHERE) == reasons - {"UNSPECIFIED"}
 
 

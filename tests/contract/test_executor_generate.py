@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from metronome.inference.v1 import inference_pb2 as pb
 from support.wire import TIMEOUT_SECONDS, Answer, Client, greedy
 

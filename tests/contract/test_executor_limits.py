@@ -7,23 +7,22 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.scheduler.v1 import state_pb2
 from support.model_directory import CHAT_TEMPLATE, save_tiny_model
-from support.services import Service, executor_service, wait_until
+from support.services import Service, running_executor, wait_until
 from support.wire import TIMEOUT_SECONDS, Client, connected, details_of, greedy
 
 LONG = 480  # tokens: seconds of work
 
 
 @pytest.fixture(scope="module")
-def narrow(
-    services_directory: Path, tmp_path_factory: pytest.TempPathFactory, scheduler: Service
-) -> Iterator[Client]:
+def narrow(services_directory: Path, tmp_path_factory: pytest.TempPathFactory, scheduler: Service) -> Iterator[Client]:
     model = save_tiny_model(tmp_path_factory.mktemp("chat-model"), chat_template=CHAT_TEMPLATE)
     arguments = ("--num-blocks", "32", "--max-num-seqs", "1", "--max-num-waiting", "4")
     with (
-        executor_service(services_directory, model, *arguments, scheduler=[scheduler.address]) as service,
+        running_executor(services_directory, model, *arguments, scheduler=[scheduler.address]) as service,
         connected(service.address) as client,
     ):
         yield client
@@ -40,6 +39,10 @@ def running(narrow: Client) -> Iterator[grpc.CallIterator]:
     wait_until(narrow.is_idle)
 
 
+def num_waiting(client: Client) -> int:
+    return list(client.executor().requests.status).count(state_pb2.REQUEST_STATUS_WAITING)
+
+
 def test_the_queue_has_an_end(narrow: Client, running: grpc.CallIterator) -> None:
     """Case 7: A runs, B to E wait, F is refused; when A has ended, G is accepted."""
     waiting = [narrow.open(greedy(f"waiting {number}", 2)) for number in range(4)]
@@ -50,9 +53,9 @@ def test_the_queue_has_an_end(narrow: Client, running: grpc.CallIterator) -> Non
     books = narrow.books()
     assert "F" not in {name.request_id for name in books.request_names}
     assert len(books.request_names) == 5
-    assert list(books.state.executors[0].requests.status).count(state_pb2.REQUEST_STATUS_WAITING) == 4
+    assert num_waiting(narrow) == 4
     running.cancel()
-    wait_until(lambda: len(narrow.books().request_names) < 5)
+    wait_until(lambda: num_waiting(narrow) < 4)
     assert len(narrow.generate(greedy("G", 2)).tokens) == 2
     assert [sum(len(response.delta.token_ids) for response in stream) for stream in waiting] == [2] * 4
 

@@ -9,7 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from metronome.executor.v1 import executor_pb2
+from metronome.inference.v1 import inference_pb2 as pb
 from metronome.scheduler.v1 import state_pb2
 from support.services import Service, is_healthy, wait_until
 from support.wire import TIMEOUT_SECONDS, Client, greedy
@@ -104,7 +106,7 @@ def test_a_watch_has_every_pass_once(client: Client) -> None:
     assert [one.num_decode_tokens for one in passes] == [0] + [1] * 29
     assert [one.num_prefill_requests + one.num_decode_requests for one in passes] == [1] * 30
     assert [one.num_admitted for one in passes] == [1] + [0] * 29
-    assert all(one.num_running == 1 for one in passes)
+    assert [one.num_running for one in passes[:-1]] == [1] * 29
     assert all(one.plan_source != executor_pb2.PLAN_SOURCE_UNSPECIFIED for one in passes)
     assert all(one.total_us >= one.forward_us > 0 for one in passes)
 
@@ -144,6 +146,14 @@ def test_the_table_of_requests_can_be_left_out(client: Client) -> None:
     assert all(not message.state.request_names for message in shown)
     assert all(not message.state.state.executors[0].HasField("requests") for message in shown)
     assert shown[-1].passes
+
+
+def test_nothing_of_a_prompt_or_an_answer_is_in_the_log(client: Client, executor: Service) -> None:
+    text = client.generate(greedy("a secret of mine", 40, request_id="r")).text
+    client.refused(pb.GenerateRequest(text="another secret", stopping=pb.StoppingCriteria(max_tokens=-1)))
+    assert "pass_done" in executor.log
+    assert "secret" not in executor.log
+    assert text[:8] not in executor.log
 
 
 @pytest.mark.parametrize("name", ["", *SERVICES])

@@ -6,13 +6,13 @@ import asyncio
 
 import grpc
 import pytest
-from metronome.scheduler.v1 import scheduler_pb2_grpc
-from support.scheduler_process import plan_request
 
+from metronome.scheduler.v1 import scheduler_pb2_grpc
 from scheduler_service import servicer
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.profiles import load_profiles
 from scheduler_service.server import start_server
+from support.scheduler_process import plan_request
 
 
 def crash(*_: object) -> None:

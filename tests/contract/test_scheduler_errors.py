@@ -8,10 +8,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from metronome.scheduler.v1 import error_reason_pb2, plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc, state_pb2
-from support.scheduler_process import plan_request, scheduler_process
 
+from metronome.scheduler.v1 import error_reason_pb2, plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc, state_pb2
 from scheduler_service.core.errors import ErrorReason
+from support.scheduler_process import plan_request, scheduler_process
 
 Request = scheduler_pb2.PlanRequest
 Break = Callable[[Request], None]

@@ -12,13 +12,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc, state_pb2
-from support.scheduler_process import COMMAND, START_SECONDS, plan_request, scheduler_process, wait_for_address
 
+from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc, state_pb2
 from scheduler_service.convert import POLICY_ENUMS
 from scheduler_service.core.executor_plan import EvictMode, Reason
 from scheduler_service.core.state import COLUMN_NAMES, RequestStatus
 from scheduler_service.core.verify import Invariant
+from support.scheduler_process import COMMAND, START_SECONDS, plan_request, scheduler_process, wait_for_address
 
 SERVICE = "metronome.scheduler.v1.SchedulerService"
 

@@ -6,10 +6,10 @@ import pickle
 from dataclasses import dataclass
 
 import numpy as np
-from support.engine import sequence_of
 
 from executor_service.engine.books import Books, Status
 from executor_service.engine.limits import Limits
+from support.engine import sequence_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,7 @@ def waiting(id: int, prompt: int = 16) -> Standing:
 
 def evicted(id: int, prompt: int = 16, output: int = 1) -> Standing:
     """By recompute."""
-    return Standing(
-        id=id, status=Status.WAITING, num_prompt_tokens=prompt, num_output_tokens=output, num_preemptions=1
-    )
+    return Standing(id=id, status=Status.WAITING, num_prompt_tokens=prompt, num_output_tokens=output, num_preemptions=1)
 
 
 def prefilling(id: int, prompt: int, stored: int, last_run_iteration: int = 0) -> Standing:

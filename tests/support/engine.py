@@ -9,8 +9,6 @@ from collections.abc import Sequence as AbstractSequence
 from typing import Any
 
 import numpy as np
-from support.planners import LocalPlanner
-from support.token_runner import TokenCache, TokenRunner
 
 from executor_service.engine.books import Books, Status
 from executor_service.engine.device import KVCopier, Runner
@@ -33,6 +31,8 @@ from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.runner import ModelRunner
 from executor_service.text.stop import StopMatcher
+from support.planners import LocalPlanner
+from support.token_runner import TokenCache, TokenRunner
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 MAX_STEPS = 2000

@@ -13,6 +13,7 @@ from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
+
 from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc, state_pb2

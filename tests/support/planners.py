@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from metronome.scheduler.v1 import scheduler_pb2, state_pb2
 
 from executor_service.convert.plan import plan_from_response
 from executor_service.convert.state import cluster_state
@@ -14,6 +13,7 @@ from executor_service.engine.books import Status
 from executor_service.engine.plan import EvictMode, Plan
 from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
+from metronome.scheduler.v1 import scheduler_pb2, state_pb2
 from scheduler_service.convert import cluster_from, plan_message
 from scheduler_service.core.plan import plan
 from scheduler_service.core.policy import Eviction, Policy

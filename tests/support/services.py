@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,9 +58,11 @@ class Service:
         self.wait()
 
 
-def executor_command(model: Path, *arguments: str, scheduler: Sequence[str] = (NO_SCHEDULER,)) -> list[str]:
+def executor_command(
+    model: Path, *arguments: str, scheduler: Sequence[str] = (NO_SCHEDULER,), program: Sequence[str] = EXECUTOR
+) -> list[str]:
     """The command of an executor on a free port, with a cache of 64 blocks unless told otherwise."""
-    command = [*EXECUTOR, "--model", str(model), "--dtype", "float32", "--threads", "1", "--port", "0"]
+    command = [*program, "--model", str(model), "--dtype", "float32", "--threads", "1", "--port", "0"]
     command += ["--log-format", "json", "--num-blocks", "64"]
     for address in scheduler:
         command += ["--scheduler", address]
@@ -85,14 +88,40 @@ def started(directory: Path, command: Sequence[str], environment: Mapping[str, s
             process.kill()
 
 
+def patched_executor(patch: str) -> list[str]:
+    """The program of an executor in which `patch`, a piece of Python, has changed something before it starts."""
+    return [sys.executable, "-c", f"{patch}\nfrom executor_service.__main__ import main\nmain()"]
+
+
+def slow_executor(gate: Path) -> list[str]:
+    """The program of an executor whose model is loaded once the file `gate` exists."""
+    return patched_executor(
+        "import pathlib, time\n"
+        "from executor_service import build\n"
+        "build_executor = build.build_executor\n"
+        "def slow(*args, **settings):\n"
+        f"    while not pathlib.Path({str(gate)!r}).exists():\n"
+        "        time.sleep(0.01)\n"
+        "    return build_executor(*args, **settings)\n"
+        "build.build_executor = slow"
+    )
+
+
+def free_port() -> str:
+    """A port of loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 @contextmanager
-def scheduler_service(directory: Path, *, port: str = "0") -> Iterator[Service]:
+def running_scheduler(directory: Path, *, port: str = "0") -> Iterator[Service]:
     with started(directory, [*SCHEDULER, "--port", port]) as service:
         yield service
 
 
 @contextmanager
-def executor_service(
+def running_executor(
     directory: Path, model: Path, *arguments: str, scheduler: Sequence[str] = (NO_SCHEDULER,)
 ) -> Iterator[Service]:
     """An executor that has loaded its model."""

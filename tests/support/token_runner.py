@@ -1,4 +1,4 @@
-"""A device without a model: its KV cache holds the tokens themselves, and the next token is a hash of the whole context.
+"""A device without a model: its KV cache holds the tokens themselves, and the next token is a hash of the context.
 
 So a token is right only if every token before it was stored in the right slot, copied to swap space and back, and read
 in order; and a pass takes microseconds. It stands where `ModelRunner` and `KVCache` stand.

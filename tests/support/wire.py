@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
 from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.inference.v1 import inference_pb2_grpc

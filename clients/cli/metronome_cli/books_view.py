@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from metronome.executor.v1 import executor_pb2
-from metronome.scheduler.v1 import state_pb2
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metronome.executor.v1 import executor_pb2
+from metronome.scheduler.v1 import state_pb2
 from metronome_cli.bars import bar, seconds
 from metronome_cli.columns import at
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import grpc
+
 from metronome_client import MetronomeError
 
 _REMEDIES = {

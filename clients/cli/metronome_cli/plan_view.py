@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from metronome.scheduler.v1 import plan_pb2
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metronome.scheduler.v1 import plan_pb2
 from metronome_cli.columns import at
 from metronome_cli.reasons import reason_in_words, shortage_in_words
 

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+
 from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
-
 from metronome_client.channels import CHANNEL_OPTIONS, DEFAULT_TIMEOUT_S, duration
 from metronome_client.errors import raising_metronome_errors
 from metronome_client.events import Event, event_from_message

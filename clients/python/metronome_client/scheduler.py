@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from metronome_client.channels import CHANNEL_OPTIONS, DEFAULT_TIMEOUT_S
 from metronome_client.errors import raising_metronome_errors
 

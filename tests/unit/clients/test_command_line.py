@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from metronome.scheduler.v1 import plan_pb2, scheduler_pb2
 from metronome_cli.errors import explain
 from metronome_cli.main import run_command

@@ -8,6 +8,7 @@ from contextlib import aclosing, closing
 
 import grpc
 import pytest
+
 from metronome_client import (
     AsyncInferenceClient,
     ChatMessage,

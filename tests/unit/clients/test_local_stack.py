@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from metronome_cli.errors import CommandError
 from metronome_cli.main import run_command
 from metronome_cli.stack.home import StackHome

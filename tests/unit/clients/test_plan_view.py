@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.console import Console
+
 from metronome.scheduler.v1 import plan_pb2
 from metronome_cli.plan_view import composition_in_words, plan_view, shortfall_in_words
 from metronome_cli.reasons import reason_in_words, shortage_in_words
-from rich.console import Console
 
 
 def shown(plan: plan_pb2.ExecutorPlan) -> list[list[str]]:

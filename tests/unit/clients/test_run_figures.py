@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from metronome.executor.v1 import executor_pb2
 from metronome.inference.v1 import inference_pb2
 from metronome.scheduler.v1 import state_pb2

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 
+from rich.console import Console
+
 from metronome_cli.main import run_command
 from metronome_cli.run.live_view import LiveView
 from metronome_cli.run.plain_view import PlainView
 from metronome_cli.run.progress import Phase
 from metronome_cli.run.session import run_session
 from metronome_cli.run.workload import build_workload
-from rich.console import Console
 from support.fake_services import FakeExecutor, serving
 
 

@@ -6,11 +6,11 @@ import sys
 from contextlib import closing
 
 import click
-from metronome_client import ChatMessage, Delta, GenerateOptions, InferenceClient
 
 from metronome_cli.errors import CommandError, executor_errors
 from metronome_cli.inputs import STDIN, utf8
 from metronome_cli.options import INT32, INT64, executor_option
+from metronome_client import ChatMessage, Delta, GenerateOptions, InferenceClient
 
 
 @click.command()

@@ -9,11 +9,11 @@ import os
 from contextlib import closing
 
 import click
-from metronome_client import Delta, Event, GenerateOptions, InferenceClient
 
 from metronome_cli.errors import executor_errors
 from metronome_cli.inputs import STDIN, read_text, utf8
 from metronome_cli.options import INT32, INT64, executor_option
+from metronome_client import Delta, Event, GenerateOptions, InferenceClient
 
 
 @click.command()

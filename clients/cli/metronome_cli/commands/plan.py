@@ -7,14 +7,14 @@ import re
 
 import click
 from google.protobuf import json_format
-from metronome.scheduler.v1 import scheduler_pb2, state_pb2
-from metronome_client import SchedulerClient
 from rich.console import Console
 
+from metronome.scheduler.v1 import scheduler_pb2, state_pb2
 from metronome_cli.errors import CommandError, scheduler_errors
 from metronome_cli.inputs import read_text
 from metronome_cli.options import scheduler_option
 from metronome_cli.plan_view import plan_view
+from metronome_client import SchedulerClient
 
 _CLUSTER_STATE_FIELDS = {
     name for field in state_pb2.ClusterState.DESCRIPTOR.fields for name in (field.name, field.json_name)

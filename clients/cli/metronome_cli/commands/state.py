@@ -6,13 +6,13 @@ from contextlib import closing
 
 import click
 from google.protobuf import json_format
-from metronome_client import InferenceClient
 from rich.console import Console
 from rich.live import Live
 
 from metronome_cli.books_view import books_view
 from metronome_cli.errors import executor_errors
 from metronome_cli.options import executor_option
+from metronome_client import InferenceClient
 
 _WATCH_INTERVAL_S = 0.25
 

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from metronome.executor.v1 import executor_pb2
 from metronome.inference.v1 import inference_pb2
-
 from metronome_cli.run.progress import RequestProgress
 
 

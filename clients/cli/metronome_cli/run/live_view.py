@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from metronome.executor.v1 import executor_pb2
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from metronome.executor.v1 import executor_pb2
 from metronome_cli.run.board import Board
 from metronome_cli.run.progress import Phase, RequestProgress
 from metronome_cli.run.tables import LEFT_ALIGNED, PASS_HEADINGS, PHASE_STYLES, pass_cells, pass_styles, text_so_far

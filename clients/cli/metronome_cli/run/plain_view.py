@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metronome.executor.v1 import executor_pb2
 from rich.console import Console
 
+from metronome.executor.v1 import executor_pb2
 from metronome_cli.run.board import Board
 from metronome_cli.run.progress import Phase, RequestProgress
 from metronome_cli.run.tables import LEFT_ALIGNED, PASS_HEADINGS, answer_facts, pass_cells

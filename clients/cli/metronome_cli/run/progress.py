@@ -12,9 +12,8 @@ import enum
 from dataclasses import dataclass, replace
 
 from metronome.scheduler.v1 import state_pb2
-from metronome_client import Delta, Event, Finished, Started, Usage
-
 from metronome_cli.run.workload import WorkloadRequest
+from metronome_client import Delta, Event, Finished, Started, Usage
 
 
 class Phase(enum.Enum):

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from metronome.executor.v1 import executor_pb2
-from metronome_client import AsyncInferenceClient, MetronomeError
-
 from metronome_cli.columns import at
 from metronome_cli.run.board import Board, View
 from metronome_cli.run.progress import RequestProgress, on_event, on_failure, on_row
 from metronome_cli.run.workload import WorkloadRequest
+from metronome_client import AsyncInferenceClient, MetronomeError
 
 _REFRESH_S = 0.2
 _LAST_PASS_TIMEOUT_S = 2.0

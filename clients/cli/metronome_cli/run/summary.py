@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from metronome.executor.v1 import executor_pb2
-
 from metronome_cli.run.board import Board
 from metronome_cli.run.progress import Phase
 

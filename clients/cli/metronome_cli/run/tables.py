@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from metronome.executor.v1 import executor_pb2
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from metronome.executor.v1 import executor_pb2
 from metronome_cli.bars import bar, seconds, tail
 from metronome_cli.run.progress import Phase, RequestProgress
 from metronome_cli.run.summary import Summary

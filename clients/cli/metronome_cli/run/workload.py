@@ -7,9 +7,8 @@ from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
 
-from metronome_client import GenerateOptions
-
 from metronome_cli.errors import CommandError
+from metronome_client import GenerateOptions
 
 _MAX_TOKENS = (96, 80, 128, 112, 24, 64, 48, 96, 64)
 _SAMPLED_EVERY = 4  # of each four requests one is sampled, the others are greedy

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.books import books_with, decoding, evicted, image_of, prefilling, swapped, waiting
-from support.engine import limits_of
 
 from executor_service.engine.apply import PlanRefusedError, apply, check
 from executor_service.engine.books import Books, Status
 from executor_service.engine.plan import EvictMode, Plan, Rejection
+from support.books import books_with, decoding, evicted, image_of, prefilling, swapped, waiting
+from support.engine import limits_of
 
 ITERATION = 10
 NOBODY: frozenset[int] = frozenset()
@@ -155,9 +155,7 @@ def test_a_swapped_request_takes_no_swap_blocks_of_one_that_is_resumed_in_the_sa
 
 def test_those_that_ended_meanwhile_are_dropped_from_every_list() -> None:
     books = crowded_books()
-    plan = plan_of(
-        {1: 1, 70: 1, 71: 4, 72: 1}, admit=(71,), resume=(72,), evict={73: SWAP, 2: RECOMPUTE}, reject=(74,)
-    )
+    plan = plan_of({1: 1, 70: 1, 71: 4, 72: 1}, admit=(71,), resume=(72,), evict={73: SWAP, 2: RECOMPUTE}, reject=(74,))
     checked = check(plan, books, ended=frozenset(range(70, 80)))
     assert books["id"][checked.rows].tolist() == [1]
     assert checked.num_tokens.tolist() == [1]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.engine import limits_of, sequence_of
 
 from executor_service.engine.books import Books, Status
 from executor_service.kv.block_pool import BlockAccountingError
+from support.engine import limits_of, sequence_of
 
 
 def running_books(*num_stored: int, **sizes: int) -> Books:

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.engine import engine_on_model, engine_on_tokens, limits_of
-from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
-from support.tiny_models import tiny_model
-from support.token_runner import true_tokens
 
-from executor_service.engine.plan import EvictMode
+from executor_service.engine.plan import EvictMode, PlanSource
 from executor_service.engine.planning import Overlap
 from executor_service.engine.request import FinishReason, Sampling
 from executor_service.model.loaded import LoadedModel
 from scheduler_service.core.policy import Policy
+from support.engine import engine_on_model, engine_on_tokens, limits_of
+from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
+from support.tiny_models import tiny_model
+from support.token_runner import true_tokens
 
 PROMPT_LENS = (1, 5, 16, 17, 40)
 NUM_NEW_TOKENS = 12
@@ -116,8 +116,8 @@ def test_an_eviction_at_any_length_does_not_change_tokens(mode: EvictMode, overl
 
 
 @pytest.mark.parametrize("mode", EvictMode)
-def test_an_eviction_stands_although_those_who_were_to_run_ended(mode: EvictMode) -> None:
-    """The plan made ahead runs request 1 and evicts request 2; then request 1 ends by a token nobody foresaw."""
+def test_a_plan_is_asked_for_anew_when_all_whom_it_would_run_have_ended(mode: EvictMode) -> None:
+    """The plan made ahead runs request 1 and evicts request 2; then request 1 ends by a token that nobody foresaw."""
     prompts_of = {1: [1, 2, 3], 2: [4, 5, 6]}
     end_token = true_tokens(prompts_of[1], 4)[-1]
     evict = EvictAtLength(request_id=2, length=7, mode=mode)
@@ -127,9 +127,23 @@ def test_an_eviction_stands_although_those_who_were_to_run_ended(mode: EvictMode
     for _ in range(4):
         served.step()
     assert served.finish(1).finish_reason is FinishReason.STOP
-    assert not served.step()
+    served.step()
+    assert evict.done
+    assert served.heard.passes[-1].plan_source is PlanSource.DIRECT
+    assert served.finish(1).usage.num_output_tokens == 4
     served.run()
     assert served.tokens(2) == true_tokens(prompts_of[2], 20)
+    assert served.finish(2).usage.num_preemptions == 0
+
+
+def test_those_who_wait_follow_at_once_when_all_who_ran_have_ended() -> None:
+    prompt = [1, 2, 3]
+    end_token = true_tokens(prompt, 4)[-1]
+    served = engine_on_tokens(limits_of(max_num_seqs=1))
+    for _ in range(5):
+        served.submit(prompt, 20, stop_token_ids=[end_token])
+    served.run()  # fails at a step that runs nothing
+    assert len(served.heard.passes) == 5 * 4
 
 
 @pytest.mark.parametrize("mode", EvictMode)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.engine import limits_of
 
 from executor_service.engine.limits import ExceedsKVCacheError, ExceedsModelLenError
+from support.engine import limits_of
 
 EIGHT_BLOCKS = limits_of(num_blocks=8, max_model_len=256)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support.books import Standing, books_with, decoding, evicted, prefilling, swapped, waiting
-from support.engine import limits_of
 
 from executor_service.engine.apply import apply, check
 from executor_service.engine.books import Books
 from executor_service.engine.plan import EvictMode, Plan
 from executor_service.engine.safe_plan import make_safe_plan
+from support.books import Standing, books_with, decoding, evicted, prefilling, swapped, waiting
+from support.engine import limits_of
 
 
 def safe_plan(books: Books) -> Plan:
@@ -89,7 +89,7 @@ def test_those_that_were_evicted_stay_out_where_they_would_be_thrown_out_again(
     assert set(scheduled(safe_plan(books))) == {1}
 
 
-@pytest.mark.parametrize("out", [swapped(2, 128), evicted(2, prompt=120)])
+@pytest.mark.parametrize("out", [swapped(2, 127), evicted(2, prompt=127)])
 def test_one_that_needs_all_blocks_returns_when_it_is_alone(out: Standing) -> None:
     books = books_with(limits_of(num_swap_blocks=8), out)
     assert list(scheduled(safe_plan(books))) == [2]

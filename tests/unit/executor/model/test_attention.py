@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.paging import shuffled_block_tables
 
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.attention_paged import paged_attention
 from executor_service.model.attention_reference import reference_attention
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.device_batch import DeviceBatch
+from support.paging import shuffled_block_tables
 
 # float32: sums of up to 200 products in another order. bfloat16 has 8 bits: scores of up to 8 are rounded by up to
 # 1/64, which moves weights by as much, and so do the roundings of weights and outputs.

@@ -10,13 +10,13 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.file_download import DryRunFileInfo
 from safetensors.torch import load_file, save_file
-from support.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, MAX_MODEL_LEN, TINY_MODELS, tiny_model
 from transformers import MambaConfig, T5Config
 
 from executor_service.model import gguf
 from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError
 from executor_service.model.loader import load_model
+from support.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, MAX_MODEL_LEN, TINY_MODELS, tiny_model
 
 
 def quiet(line: str) -> None:

@@ -6,13 +6,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from support.paging import Sequence, greedy, ragged_batch, shuffled_block_tables
 
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
 from executor_service.model.runner import ModelRunner
 from executor_service.model.sources import BUILT_IN_MODEL
+from support.paging import Sequence, greedy, ragged_batch, shuffled_block_tables
 
 pytestmark = [
     pytest.mark.model,

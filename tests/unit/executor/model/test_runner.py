@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.paging import Sequence, greedy, ragged_batch
-from support.tiny_models import tiny_model
 
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.runner import ModelRunner
 from executor_service.sampling.sampler import NOT_SAMPLED
+from support.paging import Sequence, greedy, ragged_batch
+from support.tiny_models import tiny_model
 
 POISON = 299
 

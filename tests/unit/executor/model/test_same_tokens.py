@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.paging import Sequence, greedy, ragged_batch, shuffled_block_tables
-from support.tiny_models import TINY_MODELS, tiny_model
 
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.runner import ModelRunner
+from support.paging import Sequence, greedy, ragged_batch, shuffled_block_tables
+from support.tiny_models import TINY_MODELS, tiny_model
 
 BLOCK_SIZE = 4
 MAX_BLOCKS = 24

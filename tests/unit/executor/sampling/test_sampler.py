@@ -7,10 +7,10 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from support.paging import sampling_batch
 
 from executor_service.sampling.argmax import argmax_rows
 from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, sample
+from support.paging import sampling_batch
 
 VOCAB_SIZE = 3_000  # three chunks, the last of them partial
 

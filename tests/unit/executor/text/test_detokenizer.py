@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_tokenizers import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer
 
 from executor_service.text.detokenizer import MAX_UTF8_BYTES, MAX_WINDOW_TOKENS, IncrementalDetokenizer
 from executor_service.text.errors import UnknownTokenError
 from executor_service.text.tokenizer import SpecialTokens, Tokenizer
+from support.tiny_tokenizers import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer
 
 BYTE_LEVEL = Tokenizer(byte_level_tokenizer(), vocab_size=len(byte_level_tokenizer()))
 BYTE_FALLBACK = Tokenizer(byte_fallback_tokenizer(), vocab_size=len(byte_fallback_tokenizer()))

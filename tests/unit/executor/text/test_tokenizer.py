@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-from support.tiny_tokenizers import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer
 
 from executor_service.text.errors import (
     ChatTemplateMissingError,
@@ -15,6 +14,7 @@ from executor_service.text.errors import (
     UnknownTokenError,
 )
 from executor_service.text.tokenizer import ChatMessage, SpecialTokens, Tokenizer
+from support.tiny_tokenizers import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"

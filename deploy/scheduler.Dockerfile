@@ -1,0 +1,25 @@
+# The scheduler service: NumPy and gRPC, no torch. Built from the root of the repository.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+RUN python -m venv /opt/metronome
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+# What it depends on first, in a layer that a change of the code leaves alone.
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN /opt/metronome/bin/pip install --constraint constraints.txt .
+COPY proto/python proto/python
+COPY scheduler_service scheduler_service
+RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .
+
+FROM ${BASE_IMAGE}
+COPY --from=build /opt/metronome /opt/metronome
+COPY deploy/healthcheck.py /opt/metronome/
+ENV PATH=/opt/metronome/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    METRONOME_SCHEDULER_HOST=0.0.0.0 \
+    METRONOME_SCHEDULER_LOG_FORMAT=json
+USER 10001:10001
+EXPOSE 50051
+HEALTHCHECK CMD ["python", "/opt/metronome/healthcheck.py", "127.0.0.1:50051"]
+ENTRYPOINT ["metronome-scheduler"]

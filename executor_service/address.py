@@ -1,0 +1,40 @@
+"""Where an executor listens: the address as text, whether it can be had, and the file that tells it to others."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+
+class AddressError(Exception):
+    """The executor cannot listen where it was told to, or cannot say where it does. The text says what to do."""
+
+
+def join(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises AddressError with the reason if nobody can listen there; gRPC itself would write a log and not say why."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressError(f"port {port} on {host} is taken; choose another with --port") from error
+        text = f"cannot listen on {join(host, port)}: {error.strerror}; choose another address with --host"
+        raise AddressError(text) from error
+
+
+def publish(address: str, path: Path) -> None:
+    """Write the address to a file, so that whoever reads it sees all of it or none. Raises AddressError."""
+    scratch = path.with_name(path.name + ".tmp")
+    try:
+        scratch.write_text(address + "\n", encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise AddressError(f"cannot write --address-file {path}: {error.strerror}") from error

@@ -1,0 +1,185 @@
+"""An engine under all that can happen to it: every answer is the true one, each ending comes once, nothing is left over.
+
+The device stores tokens (support/token_runner.py) and the scheduler is the real one. The harness checks the books after
+every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from executor_service.engine.books import Status
+from executor_service.engine.limits import RequestTooLongError
+from executor_service.engine.plan import EvictMode, Plan
+from executor_service.engine.planner import PlanUnavailableError
+from executor_service.engine.planning import Overlap
+from executor_service.engine.request import EndCause, EndedEvent, FinishReason
+from executor_service.engine.snapshot import Snapshot
+from executor_service.model.batch import RaggedBatch
+from executor_service.model.runner import ExecuteResult
+from executor_service.sampling.sampler import SamplingBatch
+from scheduler_service.core.policy import Eviction, Policy
+from support.engine import EngineUnderTest, limits_of
+from support.planners import LocalPlanner, evicting, row_of
+from support.token_runner import VOCAB_SIZE, TokenCache, TokenRunner, true_tokens
+
+
+@dataclass
+class Asked:
+    """A request, and how it must end unless something comes between."""
+
+    prompt: list[int]
+    answer: list[int]
+    finish_reason: FinishReason
+
+
+class MoodyDevice(TokenRunner):
+    """Fails in the next pass if it is told to."""
+
+    fails_next = False
+
+    def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
+        if self.fails_next:
+            self.fails_next = False
+            raise MemoryError("out of memory")
+        return super().execute(batch, sampling)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(2, 10),
+        num_swap_blocks=st.integers(0, 8),
+        max_num_batched_tokens=st.sampled_from([1, 3, 8, 24]),
+        max_num_seqs=st.integers(1, 4),
+        eviction=st.sampled_from([Eviction.SWAP, Eviction.RECOMPUTE]),
+        chunk_size=st.sampled_from([1, 5, 512]),
+        overlap=st.sampled_from(Overlap),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        num_swap_blocks: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        eviction: Eviction,
+        chunk_size: int,
+        overlap: Overlap,
+    ) -> None:
+        limits = limits_of(
+            block_size=4,
+            num_blocks=num_blocks,
+            num_swap_blocks=num_swap_blocks,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+        cache = TokenCache(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, block_size=4)
+        self.device = MoodyDevice(cache)
+        planner = LocalPlanner(Policy(eviction=eviction, chunk_size_tokens=chunk_size), self.meddle)
+        self.served = EngineUnderTest(limits=limits, runner=self.device, kv=cache, planner=planner, overlap=overlap)
+        self.asked: dict[int, Asked] = {}
+        self.cancelled: set[int] = set()
+        self.num_failing_passes = 0
+        self.scheduler_is_down = False
+        self.answers_are_stale = False
+        self.to_evict: list[tuple[int, EvictMode]] = []
+
+    def meddle(self, snapshot: Snapshot, plan: Plan) -> Plan:
+        """What may come between the scheduler and the engine."""
+        if self.scheduler_is_down:
+            raise PlanUnavailableError("connection refused")
+        if self.answers_are_stale:
+            return Plan(iteration=snapshot.iteration - 1)
+        pending, self.to_evict = self.to_evict, []
+        for request_id, mode in pending:
+            row = row_of(snapshot, request_id)
+            if row >= 0 and snapshot.columns["status"][row] == Status.RUNNING:
+                plan = evicting(plan, request_id, mode)
+        return plan
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
+        new=st.integers(1, 12),
+        stop_at=st.none() | st.integers(0, 11),
+    )
+    def submit(self, prompt: list[int], new: int, stop_at: int | None) -> None:
+        try:
+            self.served.limits.max_output_tokens(num_prompt_tokens=len(prompt), requested=new)
+        except RequestTooLongError:
+            return
+        answer = true_tokens(prompt, new)
+        stop_tokens = () if stop_at is None or stop_at >= new else (answer[stop_at],)
+        reason = FinishReason.LENGTH
+        if stop_tokens:
+            answer = answer[: answer.index(stop_tokens[0]) + 1]
+            reason = FinishReason.STOP
+        request_id = self.served.submit(prompt, new, stop_token_ids=stop_tokens)
+        self.asked[request_id] = Asked(prompt=prompt, answer=answer, finish_reason=reason)
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.served.step()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.asked)))
+        self.served.engine.cancel(request_id)
+        self.cancelled.add(request_id)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), mode=st.sampled_from(EvictMode))
+    def evict(self, data: st.DataObject, mode: EvictMode) -> None:
+        """In the next plan; a swap without room makes that plan one to refuse."""
+        self.to_evict.append((data.draw(st.sampled_from(sorted(self.asked))), mode))
+
+    @rule(is_down=st.booleans())
+    def lose_or_find_the_scheduler(self, is_down: bool) -> None:
+        self.scheduler_is_down = is_down
+
+    @rule(are_stale=st.booleans())
+    def answer_late_or_in_time(self, are_stale: bool) -> None:
+        self.answers_are_stale = are_stale
+
+    @precondition(lambda self: self.num_failing_passes < 2)
+    @rule()
+    def fail_in_the_next_pass(self) -> None:
+        self.num_failing_passes += not self.device.fails_next
+        self.device.fails_next = True
+
+    @invariant()
+    def answers_are_true_so_far(self) -> None:
+        for request_id, asked in self.asked.items():
+            tokens = self.served.tokens(request_id)
+            assert tokens == asked.answer[: len(tokens)]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "served"):
+            return
+        self.scheduler_is_down = self.answers_are_stale = self.device.fails_next = False
+        self.to_evict = []
+        # The plan asked for ahead may be one that was spoiled.
+        self.served.step()
+        self.served.run()
+        assert self.served.is_empty
+        for request_id, asked in self.asked.items():
+            ending = self.served.ending(request_id)
+            if isinstance(ending, EndedEvent):
+                assert ending.cause in (EndCause.CANCELLED, EndCause.FAILED)
+                assert ending.cause is EndCause.FAILED or request_id in self.cancelled
+                assert ending.cause is EndCause.CANCELLED or self.num_failing_passes
+            else:
+                assert self.served.tokens(request_id) == asked.answer
+                assert ending.finish_reason is asked.finish_reason
+        counters = self.served.engine.counters
+        ended = counters.num_finished + counters.num_cancelled + counters.num_failed + counters.num_rejected
+        assert counters.num_accepted == ended == len(self.asked)
+        assert counters.num_rejected == 0
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+test_engine = EngineMachine.TestCase

@@ -1,0 +1,157 @@
+"""Settings: a flag before the environment before the default; what is wrong ends the program with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executor_service.config import Config, parse_config
+from executor_service.engine.planning import Overlap
+from executor_service.telemetry import LogFormat
+
+
+def parse(*argv: str, **environ: str) -> Config:
+    return parse_config(argv, {f"METRONOME_EXECUTOR_{name}": value for name, value in environ.items()})
+
+
+def test_defaults_are_those_of_the_help() -> None:
+    config = parse()
+    assert (config.host, config.port, config.model) == ("127.0.0.1", 50052, "gemma3-270m")
+    assert config.scheduler_addresses == ("127.0.0.1:50051",)
+    assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (16, 512, 64)
+    assert config.kv_cache_bytes == 2**30
+    assert config.overlap is Overlap.ON
+    assert config.plan_timeout_s == 1.0
+    unset = (config.num_blocks, config.num_swap_blocks, config.max_model_len, config.max_num_waiting, config.profile)
+    assert unset == (None,) * 5
+
+
+def test_the_environment_goes_before_the_default_and_a_flag_before_both() -> None:
+    assert parse(NUM_BLOCKS="7").num_blocks == 7
+    assert parse("--num-blocks", "9", NUM_BLOCKS="7").num_blocks == 9
+    assert parse("--overlap", "on", OVERLAP="off").overlap is Overlap.ON
+    assert parse(OVERLAP="off", LOG_FORMAT="json").log_format is LogFormat.JSON
+
+
+def test_schedulers_of_the_environment_are_separated_by_commas() -> None:
+    assert parse(SCHEDULER="a:1,b:2").scheduler_addresses == ("a:1", "b:2")
+    assert parse(SCHEDULER="a:1").scheduler_addresses == ("a:1",)
+
+
+def test_schedulers_of_flags_stand_instead_of_those_of_the_environment() -> None:
+    flags = ("--scheduler", "c:3", "--scheduler", "d:4")
+    assert parse(*flags).scheduler_addresses == ("c:3", "d:4")
+    assert parse(*flags, SCHEDULER="a:1,b:2").scheduler_addresses == ("c:3", "d:4")
+
+
+@pytest.mark.parametrize("blank", ["", ",", " , "])
+def test_a_blank_list_of_schedulers_is_none_at_all(blank: str) -> None:
+    assert parse(SCHEDULER=blank).scheduler_addresses == ("127.0.0.1:50051",)
+
+
+def test_every_setting_can_come_from_the_environment() -> None:
+    config = parse(
+        HOST="0.0.0.0",
+        PORT="0",
+        ADDRESS_FILE="address",
+        EXECUTOR_ID="e",
+        GRACE_S="0.5",
+        MODEL="m",
+        DTYPE="float32",
+        THREADS="2",
+        KV_CACHE_MEMORY="64MiB",
+        NUM_SWAP_BLOCKS="0",
+        BLOCK_SIZE="8",
+        MAX_NUM_BATCHED_TOKENS="33",
+        MAX_NUM_SEQS="3",
+        MAX_MODEL_LEN="99",
+        MAX_NUM_WAITING="0",
+        PROFILE="p",
+        PLAN_TIMEOUT_MS="250",
+        LOG_LEVEL="debug",
+    )
+    assert config == Config(
+        host="0.0.0.0",
+        port=0,
+        address_file=Path("address"),
+        executor_id="e",
+        grace_s=0.5,
+        model="m",
+        dtype="float32",
+        threads=2,
+        num_blocks=None,
+        kv_cache_bytes=64 * 2**20,
+        num_swap_blocks=0,
+        block_size=8,
+        max_num_batched_tokens=33,
+        max_num_seqs=3,
+        max_model_len=99,
+        max_num_waiting=0,
+        scheduler_addresses=("127.0.0.1:50051",),
+        profile="p",
+        plan_timeout_s=0.25,
+        overlap=Overlap.ON,
+        log_format=LogFormat.CONSOLE,
+        log_level="debug",
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "num_bytes"), [("1GiB", 2**30), ("512MiB", 2**29), ("1.5KiB", 1536), ("4096", 4096), ("2e3", 2000)]
+)
+def test_sizes_have_units(size: str, num_bytes: int) -> None:
+    assert parse("--kv-cache-memory", size).kv_cache_bytes == num_bytes
+
+
+BAD = [
+    ("--kv-cache-memory", "0"),
+    ("--kv-cache-memory", "-1GiB"),
+    ("--kv-cache-memory", "1GB"),
+    ("--kv-cache-memory", "GiB"),
+    ("--kv-cache-memory", "nan"),
+    ("--kv-cache-memory", "inf"),
+    ("--kv-cache-memory", "much"),
+    ("--num-blocks", "0"),
+    ("--num-swap-blocks", "-1"),
+    ("--block-size", "0"),
+    ("--block-size", "1.5"),
+    ("--max-num-batched-tokens", "0"),
+    ("--max-num-seqs", "many"),
+    ("--max-model-len", "0"),
+    ("--max-num-waiting", "-1"),
+    ("--port", "65536"),
+    ("--port", "-1"),
+    ("--threads", "0"),
+    ("--grace-s", "-1"),
+    ("--grace-s", "nan"),
+    ("--grace-s", "inf"),
+    ("--plan-timeout-ms", "0"),
+    ("--dtype", "int8"),
+    ("--overlap", "maybe"),
+    ("--log-format", "xml"),
+    ("--log-level", "loud"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value"), BAD)
+def test_a_bad_value_is_refused_wherever_it_comes_from(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv, environ in (
+        ([f"{flag}={value}"], {}),
+        ([], {flag.removeprefix("--").replace("-", "_").upper(): value}),
+    ):
+        with pytest.raises(SystemExit) as raised:
+            parse(*argv, **environ)
+        assert raised.value.code == 2
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert flag in message
+        assert value.removeprefix("-") in message
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse("--no-such-flag")
+    assert raised.value.code == 2
+    assert "--no-such-flag" in capsys.readouterr().err
