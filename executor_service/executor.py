@@ -6,12 +6,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import structlog
 import torch
 
 from executor_service.convert.generate import ModelFacts, parse_generate
+from executor_service.engine.books import Status
 from executor_service.engine.loop import Engine
 from executor_service.engine.request import Request
 from executor_service.engine.sequence import Sequence
@@ -49,6 +51,17 @@ class Executor:
         detokenizer = IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids.tolist())
         stop_strings = StopMatcher(request.stopping.stop_strings)
         self.engine.submit(Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings))
+
+    def num_ahead(self, request_id: int) -> Future[int]:
+        """Count, between two passes, who waits and arrived before a request; 0 if it does not wait."""
+
+        def count() -> int:
+            columns = self.engine.snapshot().columns
+            waiting = columns["status"] == Status.WAITING
+            own = columns["arrival_time_us"][waiting & (columns["id"] == request_id)]
+            return int((waiting & (columns["arrival_time_us"] < own)).sum()) if len(own) else 0
+
+        return self.engine.inbox.call(count)
 
     def start(self, on_death: Callable[[], None], *, threads: int | None) -> threading.Thread:
         """Run the engine on a thread of its own. ``on_death`` is called there if the loop ends by an error."""

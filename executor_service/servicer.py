@@ -58,7 +58,7 @@ class InferenceServicer(InferenceServiceServicer):
         try:
             sequence = 0
             yield pb.GenerateResponse(sequence=sequence, started=started(accepted))
-            async for response in _responses(stream, with_text=not request.output.omit_text):
+            async for response in _responses(executor, stream, with_text=not request.output.omit_text):
                 sequence += 1
                 response.sequence = sequence
                 yield response
@@ -155,13 +155,14 @@ class InferenceServicer(InferenceServiceServicer):
             )
 
 
-async def _responses(stream: Stream, *, with_text: bool) -> AsyncIterator[pb.GenerateResponse]:
+async def _responses(executor: Executor, stream: Stream, *, with_text: bool) -> AsyncIterator[pb.GenerateResponse]:
     """The events of a request up to its end. Raises ServiceError where it ended without an answer."""
     while True:
         event = await _next_event(stream)
         match event:
             case None:
-                yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
+                num_ahead = await asyncio.wrap_future(executor.num_ahead(stream.request_id))
+                yield pb.GenerateResponse(heartbeat=pb.Heartbeat(num_ahead=num_ahead))
             case TokensEvent():
                 message = delta(event)
                 if not with_text:

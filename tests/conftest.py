@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.services import Service, running_executor
+from support.services import Service, running_executor, running_scheduler
 from support.wire import Client, connected
 
 

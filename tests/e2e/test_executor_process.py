@@ -135,7 +135,7 @@ def test_an_address_that_cannot_be_is_told_with_its_cause(tmp_path: Path) -> Non
         check_free("192.0.2.1", 0)
     with pytest.raises(AddressError, match=r"cannot listen on no such host:1: .*; choose another address with --host"):
         check_free("no such host", 1)
-    with pytest.raises(AddressError, match="cannot write --address-file .*: No such file or directory"):
+    with pytest.raises(AddressError, match=r"cannot write --address-file .*: No such file or directory"):
         publish("127.0.0.1:1", tmp_path / "missing" / "address")
 
 
@@ -184,23 +184,28 @@ def test_the_environment_sets_what_no_flag_does(
         assert service.wait() == 0
 
 
-def test_a_profile_that_no_scheduler_knows_is_told_in_the_log_once(
+def test_who_waits_because_of_an_unknown_profile_hears_heartbeats_and_the_log_says_why_once(
     services_directory: Path, tiny_model_directory: Path, scheduler: Service
 ) -> None:
-    arguments = ("--profile", "fast")
-    with (
-        running_executor(
-            services_directory, tiny_model_directory, *arguments, scheduler=[scheduler.address]
-        ) as service,
-        connected(service.address) as client,
-    ):
-        stream = client.open(greedy("waits for ever", 5), timeout=TIMEOUT_SECONDS)
+    often = patched_executor("from executor_service import servicer\nservicer.HEARTBEAT_INTERVAL_S = 0.05")
+    command = executor_command(
+        tiny_model_directory, "--profile", "fast", "--grace-s", "0.1", scheduler=[scheduler.address], program=often
+    )
+    with started(services_directory, command) as service, connected(service.address) as client:
+        wait_until_healthy(service)
+        streams = [client.open(greedy(f"waits for ever {number}", 5)) for number in range(3)]
+        heard = [[next(stream) for _ in range(5)] for stream in streams]
+        assert [[response.sequence for response in responses] for responses in heard] == [[1, 2, 3, 4, 5]] * 3
+        assert [[response.heartbeat.num_ahead for response in responses] for responses in heard] == [
+            [number] * 5 for number in range(3)
+        ]
         wait_until(lambda: client.books().counters.num_plan_failures > 3)
         assert service.log.count("no_scheduler_answers") == 1
         assert "INVALID_ARGUMENT" in service.log
         assert "fast" in service.log
-        stream.cancel()
-        wait_until(client.is_idle)
+        service.send(signal.SIGTERM)
+        assert [ending_of(stream) for stream in streams] == [(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 3
+        assert service.wait() == 0
 
 
 # Ending

@@ -227,7 +227,8 @@ def engine_on_model(loaded: LoadedModel, limits: Limits, **parts: Any) -> Engine
     """An engine over a real model and a real cache."""
     spec = KVCacheSpec.from_config(loaded.config, block_size=limits.block_size, dtype=loaded.dtype)
     cache = KVCache(spec, num_blocks=limits.num_blocks, num_swap_blocks=limits.num_swap_blocks)
-    return EngineUnderTest(limits=limits, **({"runner": ModelRunner(loaded, cache), "kv": cache} | parts))
+    device: dict[str, Any] = {"runner": ModelRunner(loaded, cache), "kv": cache}
+    return EngineUnderTest(limits=limits, **(device | parts))
 
 
 def engine_on_tokens(limits: Limits, **parts: Any) -> EngineUnderTest:
@@ -235,7 +236,8 @@ def engine_on_tokens(limits: Limits, **parts: Any) -> EngineUnderTest:
     cache = TokenCache(
         num_blocks=limits.num_blocks, num_swap_blocks=limits.num_swap_blocks, block_size=limits.block_size
     )
-    return EngineUnderTest(limits=limits, **({"runner": TokenRunner(cache), "kv": cache} | parts))
+    device: dict[str, Any] = {"runner": TokenRunner(cache), "kv": cache}
+    return EngineUnderTest(limits=limits, **(device | parts))
 
 
 def deadline_in(seconds: float) -> int:

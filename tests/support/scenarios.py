@@ -144,7 +144,9 @@ def _lists(plan: ExecutorPlan) -> Iterator[str]:
 
 
 def _explain(scenario: Scenario) -> Iterator[str]:
-    explained = explain_executor(scenario.state, plan_executor(scenario.state, scenario.policy))
+    explained = explain_executor(
+        scenario.state, plan_executor(scenario.state, scenario.policy), scenario.policy
+    )
     for id, reason, needed, available, behind in zip(
         *(getattr(explained, name).tolist() for name in explained.__slots__), strict=True
     ):
