@@ -6,6 +6,8 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Where torch comes from, if not from the index that pip uses: PyPI's for Linux brings CUDA, some gigabytes of it.
+TORCH_INDEX_URL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto/metronome -name '*.proto')
@@ -99,6 +101,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo '==> Virtual environment $(VENV): installing torch (CPU, about 200 MB), transformers, grpc and the tools'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@if [ -n '$(TORCH_INDEX_URL)' ]; then \
+	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
 	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[executor,cli,dev]' | grep --line-buffered -vE '^(Requirement already|Looking in)' || test $${PIPESTATUS[0]} -eq 0
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""An engine under all that can happen to it: every answer is the true one, each ending comes once, nothing is left over.
+"""An engine under all that can happen to it: each answer is the true one, each ending comes once, nothing is left over.
 
 The device stores tokens (support/token_runner.py) and the scheduler is the real one. The harness checks the books after
 every step.
@@ -162,8 +162,6 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.scheduler_is_down = self.answers_are_stale = self.device.fails_next = False
         self.to_evict = []
-        # The plan asked for ahead may be one that was spoiled.
-        self.served.step()
         self.served.run()
         assert self.served.is_empty
         for request_id, asked in self.asked.items():

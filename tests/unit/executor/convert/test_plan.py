@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from executor_service.convert.plan import MalformedPlanError, plan_from_response
@@ -41,7 +43,8 @@ def test_an_empty_plan_is_a_plan() -> None:
 
 
 def test_a_reason_that_nobody_knows_yet_is_given_as_its_number() -> None:
-    reject = pb.RejectTable(id=[6], reason=[999], needed=[1], available=[0])  # type: ignore[list-item]
+    unknown: Any = 999
+    reject = pb.RejectTable(id=[6], reason=[unknown], needed=[1], available=[0])
     plan = plan_from_response(response_of(pb.ExecutorPlan(executor_id="a", reject=reject)), executor_id="a")
     assert plan.reject[0].detail.startswith("reason 999")
 
@@ -54,7 +57,12 @@ def test_a_reason_that_nobody_knows_yet_is_given_as_its_number() -> None:
         [pb.ExecutorPlan(executor_id="a"), pb.ExecutorPlan(executor_id="b")],
         [pb.ExecutorPlan(executor_id="a")] * 2,
         [pb.ExecutorPlan()],
-        [pb.ExecutorPlan(executor_id="a", reject=pb.RejectTable(id=[1, 2], reason=[50], needed=[1], available=[0]))],
+        [
+            pb.ExecutorPlan(
+                executor_id="a",
+                reject=pb.RejectTable(id=[1, 2], reason=[pb.REASON_REJECTED_EXCEEDS_BLOCKS], needed=[1], available=[0]),
+            )
+        ],
         [pb.ExecutorPlan(executor_id="a", reject=pb.RejectTable(id=[1]))],
     ],
 )

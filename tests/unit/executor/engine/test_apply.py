@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -104,13 +106,11 @@ def test_a_bad_plan_is_refused_whole(bad: str) -> None:
 def test_columns_of_unequal_length_are_refused(columns: tuple[str, str]) -> None:
     ids, values = columns
     for lengths in ((2, 1), (1, 2), (0, 1)):
-        plan = Plan(
-            iteration=ITERATION,
-            **{
-                ids: np.arange(1, lengths[0] + 1, dtype=np.int64),
-                values: np.ones(lengths[1], dtype=np.int32),
-            },
-        )
+        unequal: dict[str, Any] = {
+            ids: np.arange(1, lengths[0] + 1, dtype=np.int64),
+            values: np.ones(lengths[1], dtype=np.int32),
+        }
+        plan = Plan(iteration=ITERATION, **unequal)
         with pytest.raises(PlanRefusedError, match="unequal length"):
             check(plan, crowded_books(), ended=NOBODY)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,30 +15,35 @@ def inbox_of(max_num_waiting: int | None, max_num_seqs: int = 1) -> Inbox:
     return Inbox(max_num_waiting=max_num_waiting, max_num_seqs=max_num_seqs)
 
 
+def noting(done: list[Any], thing: object) -> Callable[[], None]:
+    """A command that leaves a trace."""
+    return lambda: done.append(thing)
+
+
 def test_commands_run_in_order_when_the_engine_says_so() -> None:
-    inbox, done = inbox_of(None), []
+    inbox, done = inbox_of(None), list[int]()
     for number in range(3):
-        inbox.put(lambda number=number: done.append(number))
+        inbox.put(noting(done, number))
     assert done == []
     inbox.run_commands()
     assert done == [0, 1, 2]
 
 
 def test_case_7_the_fifth_of_four_places_is_refused_and_leaves_no_state() -> None:
-    inbox, accepted = inbox_of(4), []
-    inbox.submit(lambda: accepted.append("A"))
+    inbox, accepted = inbox_of(4), list[str]()
+    inbox.submit(noting(accepted, "A"))
     inbox.run_commands()
     inbox.publish(num_waiting=0, num_requests=1)  # A runs
     for name in "BCDE":
-        inbox.submit(lambda name=name: accepted.append(name))
+        inbox.submit(noting(accepted, name))
     with pytest.raises(QueueFullError, match="4 requests wait, 4 may") as raised:
-        inbox.submit(lambda: accepted.append("F"))
+        inbox.submit(noting(accepted, "F"))
     assert (raised.value.num_waiting, raised.value.max_num_waiting) == (4, 4)
     inbox.run_commands()
     with pytest.raises(QueueFullError):
-        inbox.submit(lambda: accepted.append("F"))
+        inbox.submit(noting(accepted, "F"))
     inbox.publish(num_waiting=3, num_requests=4)  # A ended, B runs
-    inbox.submit(lambda: accepted.append("G"))
+    inbox.submit(noting(accepted, "G"))
     inbox.run_commands()
     assert accepted == list("ABCDEG")
 
@@ -58,9 +65,9 @@ def test_a_queue_of_no_places_takes_what_can_run_at_once() -> None:
 
 
 def test_without_a_bound_all_may_wait() -> None:
-    inbox, accepted = inbox_of(None), []
+    inbox, accepted = inbox_of(None), list[int]()
     for number in range(1000):
-        inbox.submit(lambda number=number: accepted.append(number))
+        inbox.submit(noting(accepted, number))
     inbox.run_commands()
     assert len(accepted) == 1000
 
@@ -76,31 +83,31 @@ def test_a_call_gives_its_result_or_its_error() -> None:
 
 
 def test_a_call_that_nobody_waits_for_any_more_does_not_run() -> None:
-    inbox, done = inbox_of(None), []
-    call = inbox.call(lambda: done.append(1))
+    inbox, done = inbox_of(None), list[int]()
+    call = inbox.call(noting(done, 1))
     assert call.cancel()
     inbox.run_commands()
     assert done == []
 
 
 def test_a_closed_inbox_takes_nothing_and_runs_what_it_has() -> None:
-    inbox, done = inbox_of(None), []
-    inbox.submit(lambda: done.append(1))
+    inbox, done = inbox_of(None), list[int]()
+    inbox.submit(noting(done, 1))
     inbox.close()
     assert inbox.closed
     with pytest.raises(EngineClosedError):
-        inbox.submit(lambda: done.append(2))
+        inbox.submit(noting(done, 2))
     with pytest.raises(EngineClosedError):
-        inbox.call(lambda: done.append(3))
+        inbox.call(noting(done, 3))
     inbox.run_commands()
     assert done == [1]
 
 
 def test_an_engine_at_rest_wakes_up_for_a_command() -> None:
-    inbox, done = inbox_of(None), []
+    inbox, done = inbox_of(None), list[int]()
     engine = threading.Thread(target=lambda: inbox.wait(timeout_s=60))
     engine.start()
-    inbox.put(lambda: done.append(1))
+    inbox.put(noting(done, 1))
     engine.join(timeout=30)
     assert done == [1]
 
