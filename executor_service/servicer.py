@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from executor_service.convert.generate import delta, finished, prompt_tokens, started
+from executor_service.convert.generate import delta, finished, prompt_tokens, started, unknown_token
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
 from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, Request, TokensEvent
 from executor_service.errors import ServiceError, abort, error_of_ending
@@ -97,7 +97,7 @@ class InferenceServicer(InferenceServiceServicer):
             try:
                 text = await asyncio.to_thread(executor.tokenizer.decode, request.token_ids)
             except UnknownTokenError as error:
-                raise ServiceError(reasons.ERROR_REASON_UNKNOWN_TOKEN, str(error), field="token_ids") from error
+                raise unknown_token(error, "token_ids") from error
         except ServiceError as error:
             await _abort(context, error)
         return pb.DetokenizeResponse(text=text)

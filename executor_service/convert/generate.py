@@ -102,8 +102,7 @@ def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, token
     except ChatTemplateMissingError as error:
         raise ServiceError(reasons.ERROR_REASON_NO_CHAT_TEMPLATE, str(error)) from error
     except UnknownTokenError as error:
-        path = "token_ids.ids" if field == "token_ids" else field
-        raise ServiceError(reasons.ERROR_REASON_UNKNOWN_TOKEN, str(error), field=path) from error
+        raise unknown_token(error, "token_ids.ids" if field == "token_ids" else "") from error
     except TextError as error:
         raise ServiceError(reasons.ERROR_REASON_INVALID_TEXT, str(error), field=field) from error
 
@@ -201,7 +200,7 @@ def _stopping(message: pb.StoppingCriteria, max_output_tokens: int, facts: Model
     except InvalidStopStringError as error:
         raise ServiceError(reasons.ERROR_REASON_OUT_OF_RANGE, str(error), field="stopping.stop") from error
     except UnknownTokenError as error:
-        raise ServiceError(reasons.ERROR_REASON_UNKNOWN_TOKEN, str(error), field="stopping.stop_token_ids") from error
+        raise unknown_token(error, "stopping.stop_token_ids") from error
     end_tokens = frozenset() if message.ignore_eos else facts.eos_token_ids
     return Stopping(
         max_output_tokens=max_output_tokens,
@@ -220,6 +219,16 @@ def _in_range(value: N, field: str, *, low: N, high: N | None = None) -> N:
     if math.isnan(value) or value < low or (high is not None and value > high):
         raise _out_of_range(field, value, f"at least {low}" if high is None else f"{low} to {high}")
     return value
+
+
+def unknown_token(error: UnknownTokenError, field: str) -> ServiceError:
+    """``field``: the list of ids; empty where the ids came from text."""
+    return ServiceError(
+        reasons.ERROR_REASON_UNKNOWN_TOKEN,
+        str(error),
+        field=f"{field}[{error.position}]" if field else "",
+        metadata={"value": str(error.token_id)},
+    )
 
 
 def _out_of_range(field: str, value: object, expected: str) -> ServiceError:

@@ -42,7 +42,6 @@ def executor_state(snapshot: Snapshot, *, executor_id: str) -> pb.ExecutorState:
         num_free_swap_blocks=snapshot.num_free_swap_blocks,
         latency=None if snapshot.latency is None else _latency(snapshot.latency),
         requests=request_table(snapshot.columns),
-        draining=snapshot.draining,
     )
 
 

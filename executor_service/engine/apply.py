@@ -71,6 +71,7 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
     if len(checked.evict_by_swap) + len(checked.evict_by_recompute) != len(evict):
         raise PlanRefusedError("evicts without saying where to")
     _check_statuses(checked, books)
+    _check_rejections(checked, books)
     _check_tokens(checked, books)
     _check_blocks(checked, books)
     return checked
@@ -121,7 +122,6 @@ def _check_statuses(checked: CheckedPlan, books: Books) -> None:
         (checked.resume, Status.SWAPPED, Status.RUNNING, "resumes"),
         (checked.admit, Status.WAITING, Status.RUNNING, "admits"),
         (checked.rows, Status.RUNNING, Status.RUNNING, "runs"),
-        (_rejected_rows(checked, books), Status.WAITING, Status.WAITING, "rejects"),
     )
     for rows, before, after, verb in steps:
         wrong = rows[status[rows] != before]
@@ -132,11 +132,14 @@ def _check_statuses(checked: CheckedPlan, books: Books) -> None:
         status[rows] = after
 
 
-def _rejected_rows(checked: CheckedPlan, books: Books) -> Rows:
+def _check_rejections(checked: CheckedPlan, books: Books) -> None:
+    """Anyone may be turned away but those on the device: what began to run is evicted first."""
     rows = books.rows_of(r.id for r in checked.reject)
     if (rows < 0).any():
         raise PlanRefusedError("names unknown requests in reject")
-    return rows
+    running = rows[books["status"][rows] == Status.RUNNING]
+    if len(running):
+        raise PlanRefusedError(f"rejects request {books['id'][running[0]]}, which is RUNNING")
 
 
 def _check_tokens(checked: CheckedPlan, books: Books) -> None:

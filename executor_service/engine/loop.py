@@ -26,7 +26,7 @@ from executor_service.engine.plan import PlanSource
 from executor_service.engine.planner import Planner
 from executor_service.engine.planning import ObtainedPlan, Overlap, Planning
 from executor_service.engine.record import Counters, Observer, PassRecord
-from executor_service.engine.record_pass import record_pass
+from executor_service.engine.record_pass import BooksFigures, record_pass
 from executor_service.engine.request import EndCause, Event
 from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.sequence import Sequence
@@ -58,7 +58,6 @@ class Engine:
         swap_block_us: float = 0.0,
     ) -> None:
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
-        self.draining = False
         self._books = Books(limits)
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
@@ -89,7 +88,7 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """The books as they stand."""
-        return take(self._books, now_us=clock_us(), draining=self.draining, latency=self._latency.latency)
+        return take(self._books, now_us=clock_us(), latency=self._latency.latency)
 
     # The loop
 
@@ -154,6 +153,7 @@ class Engine:
     ) -> None:
         """One forward pass over all chunks and decodes of a plan that has been applied."""
         start_time_us = clock_us()
+        figures = BooksFigures.of(self._books)
         inputs = build_pass(self._books, checked.rows, checked.num_tokens)
         watch.lap("build")
         self._planning.ask_ahead(lambda: self._projection(inputs))
@@ -164,7 +164,7 @@ class Engine:
             num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
         watch.lap("emit")
         record = record_pass(
-            self._books,
+            figures,
             checked,
             inputs,
             obtained,
@@ -224,7 +224,6 @@ class Engine:
             inputs.rows,
             inputs.num_tokens,
             now_us=clock_us(),
-            draining=self.draining,
             latency=self._latency.latency,
         )
 

@@ -1,6 +1,8 @@
-"""What is told of a pass when it is over: plan and batch in figures, the books after it, and where the time went."""
+"""What is told of a pass when it is over: plan, books and batch in figures, and where the time went."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from executor_service.engine.apply import CheckedPlan
 from executor_service.engine.batch_builder import PassInputs
@@ -11,8 +13,31 @@ from executor_service.engine.record import PassRecord
 from executor_service.engine.stop_watch import StopWatch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BooksFigures:
+    """The books when a plan has been applied and its pass is about to run."""
+
+    iteration: int
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_free_blocks: int
+    num_free_swap_blocks: int
+
+    @classmethod
+    def of(cls, books: Books) -> BooksFigures:
+        return cls(
+            iteration=books.iteration,
+            num_running=len(books.rows_with(Status.RUNNING)),
+            num_waiting=len(books.rows_with(Status.WAITING)),
+            num_swapped=len(books.rows_with(Status.SWAPPED)),
+            num_free_blocks=books.block_pool.num_free,
+            num_free_swap_blocks=books.swap_space.num_free,
+        )
+
+
 def record_pass(
-    books: Books,
+    figures: BooksFigures,
     checked: CheckedPlan,
     inputs: PassInputs,
     obtained: ObtainedPlan,
@@ -22,20 +47,20 @@ def record_pass(
     start_time_us: int,
     num_finished: int,
 ) -> PassRecord:
-    """``books``: after the pass, its number not yet counted up. ``watch``: with laps build, copy, forward and emit."""
+    """``watch``: with laps build, copy, forward and emit."""
     num_decode_tokens = int(inputs.num_tokens[: inputs.num_decodes].sum())
     return PassRecord(
-        iteration=books.iteration,
+        iteration=figures.iteration,
         start_time_us=start_time_us,
         num_prefill_tokens=int(inputs.num_tokens.sum()) - num_decode_tokens,
         num_decode_tokens=num_decode_tokens,
         num_prefill_requests=len(inputs.rows) - inputs.num_decodes,
         num_decode_requests=inputs.num_decodes,
-        num_running=len(books.rows_with(Status.RUNNING)),
-        num_waiting=len(books.rows_with(Status.WAITING)),
-        num_swapped=len(books.rows_with(Status.SWAPPED)),
-        num_free_blocks=books.block_pool.num_free,
-        num_free_swap_blocks=books.swap_space.num_free,
+        num_running=figures.num_running,
+        num_waiting=figures.num_waiting,
+        num_swapped=figures.num_swapped,
+        num_free_blocks=figures.num_free_blocks,
+        num_free_swap_blocks=figures.num_free_swap_blocks,
         num_admitted=len(checked.admit),
         num_resumed=len(checked.resume),
         num_evicted_swap=len(checked.evict_by_swap),

@@ -38,7 +38,6 @@ class Snapshot:
     limits: Limits
     num_free_blocks: int
     num_free_swap_blocks: int
-    draining: bool
     latency: Latency | None
     tenants: tuple[str, ...]
     columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS, [num_requests] each
@@ -48,7 +47,7 @@ class Snapshot:
         return len(self.columns["id"])
 
 
-def take(books: Books, *, now_us: int, draining: bool, latency: Latency | None) -> Snapshot:
+def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The books as they stand between two passes."""
     rows = books.rows()
     return Snapshot(
@@ -57,7 +56,6 @@ def take(books: Books, *, now_us: int, draining: bool, latency: Latency | None) 
         limits=books.limits,
         num_free_blocks=books.block_pool.num_free,
         num_free_swap_blocks=books.swap_space.num_free,
-        draining=draining,
         latency=latency,
         tenants=tuple(books.tenants),
         columns={name: books[name][rows] for name in SCHEDULER_COLUMNS},
@@ -65,7 +63,7 @@ def take(books: Books, *, now_us: int, draining: bool, latency: Latency | None) 
 
 
 def project(
-    books: Books, rows: Rows, num_tokens: NDArray[np.int32], *, now_us: int, draining: bool, latency: Latency | None
+    books: Books, rows: Rows, num_tokens: NDArray[np.int32], *, now_us: int, latency: Latency | None
 ) -> Snapshot:
     """The books as the pass over ``num_tokens`` of each of ``rows`` will leave them, its plan being applied already."""
     projected = {name: books[name].copy() for name in SCHEDULER_COLUMNS}
@@ -82,7 +80,6 @@ def project(
         limits=books.limits,
         num_free_blocks=books.block_pool.num_free + int(projected["num_blocks"][finished].sum()),
         num_free_swap_blocks=books.swap_space.num_free,
-        draining=draining,
         latency=latency,
         tenants=tuple(books.tenants),
         columns={name: column[remaining] for name, column in projected.items()},

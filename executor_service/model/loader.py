@@ -68,7 +68,10 @@ def _load_directory(name: str, directory: Path, dtype: torch.dtype, device: torc
 def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -> Any:
     """The model with paged attention, in evaluation mode, on the CPU."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    # A bar for two seconds would only run through the log.
+    transformers_logging.disable_progress_bar()
     register_paged_attention()
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         directory,

@@ -24,12 +24,13 @@ class InvalidTextError(TextError):
 
 
 class UnknownTokenError(TextError):
-    """A token id outside the model's vocabulary."""
+    """A token id outside the model's vocabulary. ``position``: where it stands among those given."""
 
-    def __init__(self, *, token_id: int, vocab_size: int) -> None:
+    def __init__(self, *, token_id: int, vocab_size: int, position: int) -> None:
         super().__init__(f"token id {token_id} is not in the model's vocabulary, which has ids 0 to {vocab_size - 1}")
         self.token_id = token_id
         self.vocab_size = vocab_size
+        self.position = position
 
 
 class InvalidChatError(TextError):

@@ -127,9 +127,9 @@ class Tokenizer:
 
     def validate(self, token_ids: Sequence[int]) -> None:
         """Raises UnknownTokenError at the first id outside ``[0, vocab_size)``."""
-        for token_id in token_ids:
+        for position, token_id in enumerate(token_ids):
             if not 0 <= token_id < self._vocab_size:
-                raise UnknownTokenError(token_id=token_id, vocab_size=self._vocab_size)
+                raise UnknownTokenError(token_id=token_id, vocab_size=self._vocab_size, position=position)
 
 
 def check_unicode(text: str) -> None:

@@ -36,7 +36,6 @@ SNAPSHOT = Snapshot(
     ),
     num_free_blocks=8,
     num_free_swap_blocks=0,
-    draining=False,
     latency=None,
     tenants=(),
     columns={name: np.zeros(0, dtype=dtype) for name, dtype in SCHEDULER_COLUMNS.items()},

@@ -53,13 +53,13 @@ def test_every_column_of_the_books_is_one_of_the_contract() -> None:
 
 def snapshot_of(**fields: Any) -> Snapshot:
     books = books_with(limits_of(num_swap_blocks=4, **fields), decoding(1, 20), swapped(2, 17), waiting(3))
-    return take(books, now_us=123, draining=True, latency=LATENCY)
+    return take(books, now_us=123, latency=LATENCY)
 
 
 def test_a_state_says_all_that_a_decision_may_depend_on() -> None:
     state = cluster_state(snapshot_of(), executor_id="a")
     (executor,) = state.executors
-    assert (state.now_us, executor.executor_id, executor.iteration, executor.draining) == (123, "a", 10, True)
+    assert (state.now_us, executor.executor_id, executor.iteration) == (123, "a", 10)
     assert (executor.num_free_blocks, executor.num_free_swap_blocks) == (6, 2)
     assert list(state.tenants.name) == [""]
     assert sorted(executor.requests.id) == [1, 2, 3]

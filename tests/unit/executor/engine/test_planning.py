@@ -48,7 +48,7 @@ def plans(count: int) -> list[Plan | PlanUnavailableError]:
 
 
 def snapshot() -> Snapshot:
-    return take(engine_on_tokens(limits_of()).books, now_us=1, draining=False, latency=None)
+    return take(engine_on_tokens(limits_of()).books, now_us=1, latency=None)
 
 
 def never() -> Snapshot:

@@ -22,7 +22,7 @@ def image_of(snapshot: Snapshot) -> dict[str, object]:
 
 
 def taken(books: Books) -> Snapshot:
-    return take(books, now_us=1, draining=False, latency=None)
+    return take(books, now_us=1, latency=None)
 
 
 def random_standings(rng: np.random.Generator) -> list[Standing]:
@@ -57,7 +57,7 @@ def test_a_projection_equals_the_snapshot_after_the_pass(seed: int) -> None:
     num_tokens = rng.integers(1, books.num_lacking_tokens(rows) + 1).astype(np.int32)
     books.grow(rows, num_tokens)
     before = image_of(taken(books))
-    projected = project(books, rows, num_tokens, now_us=1, draining=False, latency=None)
+    projected = project(books, rows, num_tokens, now_us=1, latency=None)
     assert image_of(taken(books)) == before
     really_run(books, rows, num_tokens)
     assert image_of(projected) == image_of(taken(books))
