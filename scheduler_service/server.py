@@ -73,11 +73,11 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
 
 async def serve(config: SchedulerConfig, profiles: Profiles) -> None:
     """Serve until a signal comes. Raises AddressError."""
+    signals = _signals()  # before anyone can know that the process is here, and end it
     running = await start_server(config, profiles)
     log.info("scheduler_listening", address=running.address, profile=profiles.default.name)
     if config.address_file is not None:
         _write_whole(config.address_file, running.address)
-    signals = _signals()
     received = await signals.get()
     log.info("scheduler_stopping", signal=received.name, grace_seconds=GRACE_SECONDS)
     stopping = asyncio.create_task(running.stop())

@@ -251,10 +251,10 @@ def test_a_scheduler_that_hangs_leaves_time_for_the_others() -> None:
 
 
 def test_schedulers_that_all_hang_cost_the_time_limit_once() -> None:
-    with client_of(hang, hang, hang, timeout_s=0.6) as (client, schedulers):
+    with client_of(hang, hang, hang, timeout_s=3) as (client, schedulers):
         started = time.monotonic()
         told = failure_of(client)
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 30
         assert told.count("DEADLINE_EXCEEDED") == 3
         assert num_calls(schedulers) == [1, 1, 1]
 
