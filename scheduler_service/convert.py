@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
-
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, state_pb2
+
 from scheduler_service.core.errors import ErrorReason, PolicyError, StateError
 from scheduler_service.core.executor_plan import (
     Evictions,
@@ -66,17 +66,15 @@ _Table = TypeVar("_Table", Scheduled, Transitions, Evictions, Rejections)
 
 def cluster_from(message: state_pb2.ClusterState, field: str) -> ClusterState:
     """The state in a message. `field`: its path, for errors. Raises StateError."""
-    now_us, tenants = message.now_us, _tenants_from(message.tenants, f"{field}.tenants")
-    executors = tuple(
-        _executor_from(executor, now_us, tenants, f"{field}.executors[{i}]")
-        for i, executor in enumerate(message.executors)
+    executors = enumerate(message.executors)
+    return ClusterState(
+        now_us=message.now_us,
+        executors=tuple(_executor_from(executor, f"{field}.executors[{i}]") for i, executor in executors),
+        tenants=_tenants_from(message.tenants, f"{field}.tenants"),
     )
-    return ClusterState(now_us=now_us, executors=executors, tenants=tenants)
 
 
-def _executor_from(
-    message: state_pb2.ExecutorState, now_us: int, tenants: tuple[Tenant, ...], field: str
-) -> ExecutorState:
+def _executor_from(message: state_pb2.ExecutorState, field: str) -> ExecutorState:
     if not message.HasField("limits"):
         raise _missing(f"{field}.limits")
     limits = {name: getattr(message.limits, name) for name in _LIMIT_FIELDS}
@@ -88,13 +86,11 @@ def _executor_from(
     return ExecutorState(
         executor_id=message.executor_id,
         iteration=message.iteration,
-        now_us=now_us,
         limits=ExecutorLimits(**limits),
         num_free_blocks=message.num_free_blocks,
         num_free_swap_blocks=message.num_free_swap_blocks,
         latency=latency,
         requests=requests_from(message.requests, f"{field}.requests"),
-        tenants=tenants,
         draining=message.draining,
     )
 

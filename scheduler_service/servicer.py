@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
-
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+
 from scheduler_service import convert
 from scheduler_service.core.errors import ErrorReason, NotOfferedError, SchedulerError, StateError
 from scheduler_service.core.explain import explain

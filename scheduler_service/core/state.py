@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-RankArray = NDArray[np.int64] | NDArray[np.float64]
 
 
 class RequestStatus(IntEnum):
@@ -55,12 +54,10 @@ class Requests:
     """The request table. `matrix`: int64 [num_columns, num_requests].
 
     One matrix instead of an array a column, so that taking some requests is one operation and not seventeen. The
-    columns are those of `RequestTable` in state.proto, where each is described. `rank`: [num_requests], what the policy
-    orders by, the least first (see `rank.py`); None: all are alike, as in a table that nobody ranked yet.
+    columns are those of `RequestTable` in state.proto, where each is described.
     """
 
     matrix: IntArray
-    rank: RankArray | None = None
 
     id = _Column(0)
     status = _Column(1)
@@ -93,14 +90,15 @@ class Requests:
 
     def take(self, rows: IntArray) -> Requests:
         """These rows, in this order."""
-        return Requests(self.matrix.take(rows, axis=1), None if self.rank is None else self.rank.take(rows))
+        return Requests(self.matrix.take(rows, axis=1))
 
-    def beside(self, others: Requests) -> Requests:
-        """These requests, then the others of the same table."""
-        rank = None
-        if self.rank is not None and others.rank is not None:
-            rank = np.concatenate((self.rank, others.rank))
-        return Requests(np.concatenate((self.matrix, others.matrix), axis=1), rank)
+    def first(self, count: int) -> Requests:
+        """The first `count` rows."""
+        return Requests(self.matrix[:, :count])
+
+    def rest(self, count: int) -> Requests:
+        """All but the first `count` rows."""
+        return Requests(self.matrix[:, count:])
 
     def having(self, status: RequestStatus) -> BoolArray:
         """Which requests stand there."""
@@ -159,6 +157,20 @@ class LatencyModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorState:
+    """One executor just before the pass to be planned. `latency` None: unknown."""
+
+    executor_id: str
+    iteration: int
+    limits: ExecutorLimits
+    num_free_blocks: int
+    num_free_swap_blocks: int = 0
+    latency: LatencyModel | None = None
+    requests: Requests
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """Who requests belong to: share relative to others, and weighted tokens served so far."""
 
@@ -168,28 +180,8 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorState:
-    """One executor just before the pass to be planned: all that its plan may depend on.
-
-    `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown. No
-    tenants: one unnamed tenant of weight 1.
-    """
-
-    executor_id: str
-    iteration: int
-    now_us: int
-    limits: ExecutorLimits
-    num_free_blocks: int
-    num_free_swap_blocks: int = 0
-    latency: LatencyModel | None = None
-    requests: Requests
-    tenants: tuple[Tenant, ...] = ()
-    draining: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """All that a decision may depend on, the clock included."""
+    """All that a decision may depend on, the clock included. No tenants: one unnamed tenant of weight 1."""
 
     now_us: int
     executors: tuple[ExecutorState, ...]

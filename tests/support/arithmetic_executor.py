@@ -14,7 +14,7 @@ from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ExecutorLimits, ExecutorState, RequestStatus
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
-from support.states import NOW_US, cluster_of, requests_of
+from support.states import cluster_of, requests_of
 
 
 @dataclass
@@ -81,7 +81,6 @@ class ArithmeticExecutor:
         return ExecutorState(
             executor_id="executor-0",
             iteration=len(self.history) + 1,
-            now_us=NOW_US,
             limits=self.limits,
             num_free_blocks=self.num_free_blocks,
             num_free_swap_blocks=self.num_free_swap_blocks,

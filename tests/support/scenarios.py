@@ -144,9 +144,7 @@ def _lists(plan: ExecutorPlan) -> Iterator[str]:
 
 
 def _explain(scenario: Scenario) -> Iterator[str]:
-    explained = explain_executor(
-        scenario.state, plan_executor(scenario.state, scenario.policy), scenario.policy
-    )
+    explained = explain_executor(scenario.state, plan_executor(scenario.state, scenario.policy))
     for id, reason, needed, available, behind in zip(
         *(getattr(explained, name).tolist() for name in explained.__slots__), strict=True
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from support.states import cluster_of, policies
 
 from scheduler_service.core.errors import StateError
 from scheduler_service.core.explain import explain_executor
@@ -12,7 +13,6 @@ from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import COLUMN_NAMES, ExecutorLimits, ExecutorState, LatencyModel, Requests
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
-from support.states import cluster_of, policies
 
 WIDE_COLUMNS = ("id", "arrival_time_us", "deadline_us", "last_run_iteration")
 INT32 = st.integers(-(2**31), 2**31 - 1)

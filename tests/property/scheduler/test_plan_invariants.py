@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.states import cluster_of, executors, permuted, policies
 
 from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.explain import explain_executor
@@ -16,7 +17,6 @@ from scheduler_service.core.policy import Policy, check_offered, check_policy
 from scheduler_service.core.state import ExecutorState, RequestStatus
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
-from support.states import cluster_of, executors, permuted, policies
 
 seeded = settings(max_examples=400, deadline=None, derandomize=True)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.arithmetic_executor import ArithmeticExecutor
+from support.states import LATENCY, executor_of, loading, preempted, running, swapped, waiting
 
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Eviction, Policy
 from scheduler_service.core.state import ExecutorLimits
-from support.arithmetic_executor import ArithmeticExecutor
-from support.states import LATENCY, executor_of, loading, preempted, running, swapped, waiting
 
 FIFO = Policy()
 

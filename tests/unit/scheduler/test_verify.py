@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.states import executor_of, loading, preempted, running, swapped, waiting
 
 from scheduler_service.core.executor_plan import (
     Evictions,
@@ -21,7 +22,6 @@ from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Admission, Policy, Preemption
 from scheduler_service.core.state import ExecutorState
 from scheduler_service.core.verify import Invariant, verify
-from support.states import executor_of, loading, preempted, running, swapped, waiting
 
 FIFO = Policy()
 
