@@ -5,12 +5,14 @@ FROM ${BASE_IMAGE} AS build
 RUN python -m venv /opt/metronome
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# What it depends on first, in layers that a change of the code leaves alone.
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+# What it depends on first, in layers that a change of code or text leaves alone.
+COPY constraints.txt ./
 # PyPI's torch for Linux brings CUDA, some gigabytes of it; this index has the same version for the CPU alone.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN /opt/metronome/bin/pip install --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX_URL" torch
-RUN /opt/metronome/bin/pip install --constraint constraints.txt '.[executor,gemma3-270m]'
+COPY pyproject.toml ./
+RUN touch README.md LICENSE && /opt/metronome/bin/pip install --constraint constraints.txt '.[executor,gemma3-270m]'
+COPY README.md LICENSE ./
 COPY proto/python proto/python
 COPY executor_service executor_service
 RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .
@@ -18,15 +20,17 @@ RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/metronome /opt/metronome
 COPY deploy/healthcheck.py /opt/metronome/
-# A volume that is mounted here takes over the owner.
+# A new volume that is mounted here takes over the owner.
 RUN install --directory --owner 10001 --group 10001 /var/cache/metronome
+# Progress bars would end up between the lines of the log, which say the same.
 ENV PATH=/opt/metronome/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    HF_HUB_DISABLE_PROGRESS_BARS=1 \
     METRONOME_CACHE=/var/cache/metronome \
     HF_HOME=/var/cache/metronome/huggingface \
     METRONOME_EXECUTOR_HOST=0.0.0.0 \
     METRONOME_EXECUTOR_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 50052
-HEALTHCHECK --start-period=5m CMD ["python", "/opt/metronome/healthcheck.py", "127.0.0.1:50052"]
+HEALTHCHECK --start-period=10m CMD ["python", "/opt/metronome/healthcheck.py", "127.0.0.1:50052"]
 ENTRYPOINT ["metronome-executor"]

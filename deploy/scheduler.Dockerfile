@@ -5,9 +5,10 @@ FROM ${BASE_IMAGE} AS build
 RUN python -m venv /opt/metronome
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# What it depends on first, in a layer that a change of the code leaves alone.
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN /opt/metronome/bin/pip install --constraint constraints.txt .
+# What it depends on first, in a layer that a change of code or text leaves alone.
+COPY constraints.txt pyproject.toml ./
+RUN touch README.md LICENSE && /opt/metronome/bin/pip install --constraint constraints.txt .
+COPY README.md LICENSE ./
 COPY proto/python proto/python
 COPY scheduler_service scheduler_service
 RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .

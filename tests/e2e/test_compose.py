@@ -57,11 +57,13 @@ class Stack:
     def base_image(self) -> str:
         """What the Dockerfiles build on."""
         services = json.loads(self("config", "--format", "json"))["services"]
-        return services["scheduler"]["build"]["args"]["BASE_IMAGE"]
+        image: str = services["scheduler"]["build"]["args"]["BASE_IMAGE"]
+        return image
 
     def inspect(self, service: str) -> dict[str, Any]:
         container = self("ps", "--all", "--quiet", service).strip()
-        return json.loads(output("docker", "inspect", container))[0]
+        details: dict[str, Any] = json.loads(output("docker", "inspect", container))[0]
+        return details
 
     def executor(self) -> InferenceClient:
         return InferenceClient(self("port", "executor", "50052").strip())
