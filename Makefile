@@ -33,7 +33,11 @@ setup: $(VENV)/.ready $(VENV)/.model ## Create the virtual environment and insta
 
 .PHONY: test
 test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two cores)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m 'not compose'
+
+.PHONY: test-compose
+test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Docker engine, takes minutes)
+	@$(BIN)/pytest -m compose tests/e2e/test_compose.py
 
 .PHONY: lint
 lint: $(VENV)/.ready ## Check style, types, the contract, and that generated code is current
@@ -92,7 +96,7 @@ clean: ## Remove the virtual environment and caches of the tools (not the conver
 help: ## Print this help
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n\033[1m%s\033[0m\n", substr($$0, 5) } \
-	  /^[a-z-]+:.*## / { printf "  \033[36m%-10s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / { printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The virtual environment, made anew when what it holds changes.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -103,7 +107,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@if [ -n '$(TORCH_INDEX_URL)' ]; then \
 	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
-	@$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --editable .
 	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,dev]'
 	@touch $@
 
