@@ -30,6 +30,7 @@ _LENGTH_DELIMITED = 2
 def cluster_state(snapshot: Snapshot, *, executor_id: str) -> pb.ClusterState:
     state = pb.ClusterState(now_us=snapshot.now_us, executors=[executor_state(snapshot, executor_id=executor_id)])
     state.tenants.name.extend(snapshot.tenants)
+    state.tenants.service.extend(snapshot.tenant_service.tolist())
     return state
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from executor_service.engine.limits import Limits
 from executor_service.engine.sequence import Sequence
+from executor_service.engine.tenants import Tenants
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
 from executor_service.kv.swap_space import SwapSpace
 
@@ -49,6 +50,7 @@ SCHEDULER_COLUMNS: dict[str, type[np.generic]] = {
     "num_blocks": np.int32,
     "num_preemptions": np.int32,
     "last_run_iteration": np.int64,
+    "times_overtaken": np.int32,
 }
 # What only the sampler needs.
 SAMPLING_COLUMNS: dict[str, type[np.generic]] = {
@@ -76,8 +78,7 @@ class Books:
         self.iteration = 1
         self.block_pool = BlockPool(limits.num_blocks)
         self.swap_space = SwapSpace(limits.num_swap_blocks)
-        self.tenants: list[str] = []
-        self._num_requests_of: list[int] = []  # per tenant; an index without requests is free for another name
+        self.tenants = Tenants()
         self.columns: dict[str, NDArray[Any]] = {
             name: np.zeros(capacity, dtype=dtype) for name, dtype in (SCHEDULER_COLUMNS | SAMPLING_COLUMNS).items()
         }
@@ -141,7 +142,7 @@ class Books:
             "status": Status.WAITING,
             "arrival_time_us": request.arrival_time_us,
             "priority": request.priority,
-            "tenant": self._tenant_index(request.tenant),
+            "tenant": self.tenants.enter(request.tenant),
             "num_prompt_tokens": len(request.prompt_token_ids),
             "max_output_tokens": request.stopping.max_output_tokens,
             "expected_output_tokens": request.expected_output_tokens,
@@ -162,7 +163,7 @@ class Books:
             self._release_device_blocks(row)
         elif status == Status.SWAPPED:
             self.swap_space.release(request_id)
-        self._num_requests_of[self.columns["tenant"][row]] -= 1
+        self.tenants.leave(int(self.columns["tenant"][row]))
         for column in self.columns.values():
             column[row] = 0
         sequence = self.sequence(row)
@@ -204,7 +205,15 @@ class Books:
         return BlockCopy(row=row, source=source, target=target)
 
     def admit(self, rows: Rows) -> None:
-        self.columns["status"][rows] = Status.RUNNING
+        """Let waiting requests run; those that arrived before one of them and still wait are overtaken by it."""
+        c = self.columns
+        c["status"][rows] = Status.RUNNING
+        waiting = self.rows_with(Status.WAITING)
+        arrived = c["arrival_time_us"]
+        later = (arrived[rows] > arrived[waiting, None]) | (
+            (arrived[rows] == arrived[waiting, None]) & (c["id"][rows] > c["id"][waiting, None])
+        )  # [num_waiting, num_admitted]
+        c["times_overtaken"][waiting] += later.sum(axis=1, dtype=np.int32)
 
     def grow(self, rows: Rows, num_tokens: NDArray[np.int32]) -> None:
         """Give each running row the blocks that its next ``num_tokens`` tokens need."""
@@ -223,6 +232,7 @@ class Books:
         """Note that a pass computed so many tokens of each row."""
         self.columns["num_computed_tokens"][rows] += num_tokens
         self.columns["last_run_iteration"][rows] = self.iteration
+        self.tenants.serve(self.columns["tenant"][rows], num_tokens)
 
     # Blocks
 
@@ -255,20 +265,6 @@ class Books:
         self.columns["num_blocks"][row] = 0
 
     # Storage
-
-    def _tenant_index(self, name: str) -> int:
-        """The index of a tenant, counting one more request of it. Names come from clients, so indexes are reused."""
-        if name in self.tenants:
-            index = self.tenants.index(name)
-        elif 0 in self._num_requests_of:
-            index = self._num_requests_of.index(0)
-            self.tenants[index] = name
-        else:
-            index = len(self.tenants)
-            self.tenants.append(name)
-            self._num_requests_of.append(0)
-        self._num_requests_of[index] += 1
-        return index
 
     def _double_capacity(self) -> None:
         capacity = len(self._sequences)

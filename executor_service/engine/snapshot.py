@@ -39,7 +39,8 @@ class Snapshot:
     num_free_blocks: int
     num_free_swap_blocks: int
     latency: Latency | None
-    tenants: tuple[str, ...]
+    tenants: tuple[str, ...]  # [num_tenants] names; `tenant` is an index into them
+    tenant_service: NDArray[np.float64]  # [num_tenants] tokens computed
     columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS, [num_requests] each
 
     @property
@@ -57,7 +58,8 @@ def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
         num_free_blocks=books.block_pool.num_free,
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
-        tenants=tuple(books.tenants),
+        tenants=tuple(books.tenants.names),
+        tenant_service=books.tenants.service,
         columns={name: books[name][rows] for name in SCHEDULER_COLUMNS},
     )
 
@@ -81,6 +83,7 @@ def project(
         num_free_blocks=books.block_pool.num_free + int(projected["num_blocks"][finished].sum()),
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
-        tenants=tuple(books.tenants),
+        tenants=tuple(books.tenants.names),
+        tenant_service=books.tenants.service_after(books["tenant"][rows], num_tokens),
         columns={name: column[remaining] for name, column in projected.items()},
     )

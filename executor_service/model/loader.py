@@ -71,7 +71,7 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
     from transformers.utils import logging as transformers_logging
 
     # A bar for two seconds would only run through the log.
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     register_paged_attention()
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         directory,

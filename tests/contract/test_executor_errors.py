@@ -93,9 +93,9 @@ ROWS = [
     ("long request id", request(request_id="x" * 257), "OUT_OF_RANGE", ["request_id"]),
     ("long tenant", request(tenant="é" * 129), "OUT_OF_RANGE", ["tenant"]),
     ("expects fewer than no tokens", request(expected_output_tokens=-1), "OUT_OF_RANGE", ["expected_output_tokens"]),
-    ("token below the vocabulary", tokens(1, -7), "UNKNOWN_TOKEN", ["token_ids.ids"]),
-    ("token above the vocabulary", tokens(1, VOCAB_SIZE), "UNKNOWN_TOKEN", ["token_ids.ids"]),
-    ("unknown stop token", stopping(stop_token_ids=[VOCAB_SIZE]), "UNKNOWN_TOKEN", ["stopping.stop_token_ids"]),
+    ("token below the vocabulary", tokens(1, -7), "UNKNOWN_TOKEN", ["token_ids.ids[1]"]),
+    ("token above the vocabulary", tokens(1, VOCAB_SIZE), "UNKNOWN_TOKEN", ["token_ids.ids[1]"]),
+    ("unknown stop token", stopping(stop_token_ids=[VOCAB_SIZE]), "UNKNOWN_TOKEN", ["stopping.stop_token_ids[0]"]),
     ("chat with a base model", chat(("user", "hello")), "NO_CHAT_TEMPLATE", []),
     ("min_p", sampling(min_p=0.1), "NOT_OFFERED", ["sampling.min_p"]),
     ("repetition", sampling(repetition_penalty=1.1), "NOT_OFFERED", ["sampling.repetition_penalty"]),
@@ -212,8 +212,8 @@ def test_a_message_above_the_limit_is_refused_and_the_executor_goes_on(client: C
     [
         (pb.TokenizeRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user")])), "NO_CHAT_TEMPLATE", []),
         (pb.TokenizeRequest(messages=pb.ChatMessages()), "EMPTY_PROMPT", ["messages.messages"]),
-        (pb.DetokenizeRequest(token_ids=[-1]), "UNKNOWN_TOKEN", ["token_ids"]),
-        (pb.DetokenizeRequest(token_ids=[VOCAB_SIZE]), "UNKNOWN_TOKEN", ["token_ids"]),
+        (pb.DetokenizeRequest(token_ids=[-1]), "UNKNOWN_TOKEN", ["token_ids[0]"]),
+        (pb.DetokenizeRequest(token_ids=[VOCAB_SIZE]), "UNKNOWN_TOKEN", ["token_ids[0]"]),
     ],
 )
 def test_what_cannot_be_turned_into_tokens_or_text_is_refused(

@@ -170,7 +170,7 @@ def _assert_copies_can_be_made_in_their_order(books: Books, out: Any, into: Any)
 @LAW
 @given(books=random_books(), policy=st.sampled_from([SWAP, RECOMPUTE]))
 def test_a_plan_of_the_scheduler_always_holds(books: Books, policy: Any) -> None:
-    plan = real_plan(take(books, now_us=1, draining=False, latency=None), policy)
+    plan = real_plan(take(books, now_us=1, latency=None), policy)
     apply(check(plan, books, ended=NOBODY), books)
     books.check_integrity()
 

@@ -38,6 +38,7 @@ SNAPSHOT = Snapshot(
     num_free_swap_blocks=0,
     latency=None,
     tenants=(),
+    tenant_service=np.zeros(0),
     columns={name: np.zeros(0, dtype=dtype) for name, dtype in SCHEDULER_COLUMNS.items()},
 )
 

@@ -62,6 +62,7 @@ def test_a_state_says_all_that_a_decision_may_depend_on() -> None:
     assert (state.now_us, executor.executor_id, executor.iteration) == (123, "a", 10)
     assert (executor.num_free_blocks, executor.num_free_swap_blocks) == (6, 2)
     assert list(state.tenants.name) == [""]
+    assert list(state.tenants.service) == [37.0]
     assert sorted(executor.requests.id) == [1, 2, 3]
     for name in ("pass_us", "prefill_token_us", "decode_request_us", "kv_token_us", "swap_block_us", "relative_error"):
         assert getattr(executor.latency, name) == getattr(LATENCY, name)

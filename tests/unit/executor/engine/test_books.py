@@ -148,7 +148,7 @@ def test_tenant_indexes_are_used_again_once_a_tenant_has_no_request() -> None:
     books.end(1)
     books.end(2)
     books.add(sequence_of(4, [1], 1, tenant="c"))
-    assert books.tenants == ["a", "c"]
+    assert books.tenants.names == ["a", "c"]
     assert books["tenant"][books.rows_of([3, 4])].tolist() == [0, 1]
 
 
@@ -210,3 +210,12 @@ def test_the_integrity_check_sees(corrupt: Callable[[Books], None]) -> None:
     corrupt(books)
     with pytest.raises(BlockAccountingError):
         books.check_integrity()
+
+
+def test_admission_counts_those_it_overtakes() -> None:
+    books = Books(limits_of())
+    for request_id, arrival in {1: 30, 2: 10, 3: 20, 4: 20}.items():
+        books.add(sequence_of(request_id, [1], 1, arrival_time_us=arrival))
+    books.admit(books.rows_of([4, 1]))
+    assert books["times_overtaken"][books.rows_of([2, 3])].tolist() == [2, 2]
+    assert books["times_overtaken"][books.rows_of([1, 4])].tolist() == [0, 0]

@@ -18,6 +18,7 @@ def image_of(snapshot: Snapshot) -> dict[str, object]:
         "iteration": snapshot.iteration,
         "free": (snapshot.num_free_blocks, snapshot.num_free_swap_blocks),
         "tenants": snapshot.tenants,
+        "service": snapshot.tenant_service.tolist(),
     }
 
 
