@@ -17,6 +17,7 @@ def main() -> None:
     from executor_service.address import AddressError
     from executor_service.build import CacheTooSmallError
     from executor_service.model.errors import ModelSourceError
+    from executor_service.recording_file import RecordingError
     from executor_service.server import Server
 
     async def serve() -> int:
@@ -24,7 +25,7 @@ def main() -> None:
 
     try:
         status = asyncio.run(serve())
-    except (CacheTooSmallError, ModelSourceError, AddressError) as error:
+    except (CacheTooSmallError, ModelSourceError, AddressError, RecordingError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 1
     sys.stderr.flush()

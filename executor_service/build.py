@@ -19,6 +19,8 @@ from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
 from executor_service.model.runner import ModelRunner
+from executor_service.recorder import Recorder
+from executor_service.recording_file import RecordingSettings
 from executor_service.scheduler_client import SchedulerClient
 from executor_service.text.tokenizer import Tokenizer
 
@@ -40,7 +42,8 @@ def build_executor(
     observer: Observer,
     progress: Callable[[str], None],
 ) -> Executor:
-    """Takes as long as the model's loading. Raises ModelSourceError or CacheTooSmallError."""
+    """Takes as long as the model's loading. Raises RecordingError, ModelSourceError or CacheTooSmallError."""
+    recorder = _recorder(config)  # says what is wrong with its directory before the model is loaded
     loaded = load_model(config.model, dtype=config.dtype, progress=progress)
     spec = KVCacheSpec.from_config(loaded.config, block_size=config.block_size, dtype=loaded.dtype)
     limits = _limits(config, loaded, bytes_per_block(spec))
@@ -58,6 +61,7 @@ def build_executor(
         executor_id=executor_id,
         timeout_s=config.plan_timeout_s,
         policy=config.profile,
+        recorder=recorder,
     )
     return Executor(
         executor_id=executor_id,
@@ -79,6 +83,17 @@ def build_executor(
         ),
         planner=planner,
     )
+
+
+def _recorder(config: Config) -> Recorder | None:
+    if config.record_dir is None:
+        return None
+    settings = RecordingSettings(
+        directory=config.record_dir, max_file_bytes=config.record_max_bytes, max_files=config.record_max_files
+    )
+    recorder = Recorder(settings)
+    recorder.start()
+    return recorder
 
 
 def _measure_swap_block_us(cache: KVCache) -> float:

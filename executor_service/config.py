@@ -35,6 +35,9 @@ class Config:
     plan_timeout_s: float
     overlap: Overlap
     threads: int | None  # None: torch's choice
+    record_dir: Path | None  # None: nothing is recorded
+    record_max_bytes: int  # a file
+    record_max_files: int
     grace_s: float
     log_format: LogFormat
     log_level: str
@@ -70,6 +73,9 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         plan_timeout_s=args.plan_timeout_ms / 1000,
         overlap=Overlap(_one_of(parser, "--overlap", args.overlap, ("on", "off"))),
         threads=args.threads,
+        record_dir=args.record_dir,
+        record_max_bytes=args.record_max_bytes,
+        record_max_files=args.record_max_files,
         grace_s=args.grace_s,
         log_format=LogFormat(_one_of(parser, "--log-format", args.log_format, ("console", "json"))),
         log_level=_one_of(parser, "--log-level", args.log_level, ("debug", "info", "warning", "error")),
@@ -117,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     planning.add_argument("--profile", help="the scheduler's profile (default: the scheduler's default)")
     planning.add_argument("--plan-timeout-ms", type=_positive, default=1000, help="longest wait for a plan")
     planning.add_argument("--overlap", default="on", help="ask for the next plan while a pass runs: on or off")
+    recording = parser.add_argument_group("recording")
+    recording.add_argument("--record-dir", type=Path, help="record plans there; a directory for this process alone")
+    recording.add_argument("--record-max-bytes", type=_size, default="64MiB", help="size that ends a file")
+    recording.add_argument("--record-max-files", type=_positive, default=16, help="files to keep, the newest")
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-format", default="console", help="console or json")
     logs.add_argument("--log-level", default="info", help="debug, info, warning or error")

@@ -22,6 +22,7 @@ from executor_service.convert.state import cluster_state
 from executor_service.engine.plan import Plan
 from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
+from executor_service.recorder import Recorder
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -71,7 +72,8 @@ class _Replica:
 class SchedulerClient:
     """A planner over gRPC (see engine/planner.py). Used by the engine's thread alone.
 
-    ``policy``: a policy in full, the name of a profile, or None for the service's default.
+    ``policy``: a policy in full, the name of a profile, or None for the service's default. ``recorder``: gets every
+    plan with its request; it is this client's to close.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class SchedulerClient:
         executor_id: str,
         timeout_s: float,
         policy: policy_pb2.Policy | str | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         assert addresses, "a planner needs an address"
         self._replicas = [_Replica(address) for address in addresses]
         self.executor_id = executor_id
         self.timeout_s = timeout_s
         self._policy = policy
+        self.recorder = recorder
 
     def request(self, snapshot: Snapshot) -> PendingCall:
         message = scheduler_pb2.PlanRequest(state=cluster_state(snapshot, executor_id=self.executor_id))
@@ -108,6 +112,8 @@ class SchedulerClient:
     def close(self) -> None:
         for replica in self._replicas:
             replica.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 class PendingCall:
@@ -140,6 +146,8 @@ class PendingCall:
                 self._answered = self._answered or time.monotonic()
                 self._replica.succeeded()
                 self._client.use(self._replica)
+                if self._client.recorder is not None:
+                    self._client.recorder.record(self._message, response)
                 return plan
         raise PlanUnavailableError("; ".join(self._failures) or "all schedulers failed a moment ago")
 

@@ -79,7 +79,7 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit status.
 
-        Raises AddressError, ModelSourceError, CacheTooSmallError.
+        Raises AddressError, ModelSourceError, CacheTooSmallError, RecordingError.
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

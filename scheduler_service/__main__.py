@@ -8,6 +8,7 @@ import sys
 
 from scheduler_service.config import parse_config
 from scheduler_service.profiles import ProfileError, load_profiles
+from scheduler_service.recording_file import RecordingError
 from scheduler_service.server import AddressError, serve
 from scheduler_service.telemetry import configure_logging
 
@@ -17,8 +18,8 @@ def main() -> None:
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)
     try:
-        asyncio.run(serve(config, load_profiles(config.profile)))
-    except (AddressError, ProfileError) as error:
+        asyncio.run(serve(config, load_profiles(config.profile, config.profiles_directory)))
+    except (AddressError, ProfileError, RecordingError) as error:
         sys.exit(f"metronome-scheduler: {error}")
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from scheduler_service.profiles import DEFAULT_PROFILE
+from scheduler_service.profiles import DEFAULT_PROFILE, PROFILES_DIRECTORY
 
 ENVIRONMENT_PREFIX = "METRONOME_SCHEDULER_"
 
@@ -32,7 +32,10 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Settings. `port` 0: any free one. `address_file`: gets `host:port` once the service listens; None: no file."""
+    """Settings. `port` 0: any free one. `address_file`: gets `host:port` once the service listens; None: no file.
+
+    `record_dir` None: nothing is recorded. `shadow_profile` None: nothing is planned twice.
+    """
 
     host: str = "127.0.0.1"
     port: int = 50051
@@ -40,7 +43,13 @@ class SchedulerConfig:
     log_level: LogLevel = LogLevel.INFO
     max_message_bytes: int = 64 * 1024 * 1024
     profile: str = DEFAULT_PROFILE
+    profiles_directory: Path = PROFILES_DIRECTORY
     address_file: Path | None = None
+    record_dir: Path | None = None
+    record_max_bytes: int = 64 * 1024 * 1024  # a file
+    record_max_files: int = 16
+    shadow_profile: str | None = None
+    report_interval_s: int = 60
 
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> SchedulerConfig:
@@ -73,7 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", type=LogLevel, choices=list(LogLevel), help="default: info")
     parser.add_argument("--max-message-bytes", type=_positive, help="largest message, in bytes (default: 64 MiB)")
     parser.add_argument("--profile", help=f"policy where a request names none (default: {default.profile})")
+    parser.add_argument("--profiles-directory", type=Path, help="directory of profiles (default: the built-in ones)")
     parser.add_argument("--address-file", type=Path, help="file that gets host:port once the service listens")
+    parser.add_argument("--record-dir", type=Path, help="record plans there; a directory for this process alone")
+    parser.add_argument("--record-max-bytes", type=_positive, help="bytes that end a file (default: 64 MiB)")
+    parser.add_argument("--record-max-files", type=_positive, help="files to keep, the newest (default: 16)")
+    parser.add_argument("--shadow-profile", help="plan every state under this profile too, and log how the two differ")
+    parser.add_argument(
+        "--report-interval-s", type=_positive, help="seconds between reports of recorder and shadow (default: 60)"
+    )
     return parser
 
 

@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
-from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, state_pb2
 
+from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, state_pb2
 from scheduler_service.core.errors import ErrorReason, PolicyError, StateError
 from scheduler_service.core.executor_plan import (
     Evictions,
@@ -24,6 +24,7 @@ from scheduler_service.core.executor_plan import (
     Scheduled,
     Transitions,
 )
+from scheduler_service.core.placement import Assignment, Placement
 from scheduler_service.core.policy import (
     Admission,
     BatchComposition,
@@ -40,10 +41,12 @@ from scheduler_service.core.state import (
     ClusterState,
     ExecutorLimits,
     ExecutorState,
+    IntArray,
     LatencyModel,
     Requests,
     Tenant,
 )
+from scheduler_service.core.validate import out_of_range
 from scheduler_service.core.verify import Violation
 
 POLICY_ENUMS: dict[str, type[IntEnum]] = {
@@ -66,15 +69,17 @@ _Table = TypeVar("_Table", Scheduled, Transitions, Evictions, Rejections)
 
 def cluster_from(message: state_pb2.ClusterState, field: str) -> ClusterState:
     """The state in a message. `field`: its path, for errors. Raises StateError."""
-    executors = enumerate(message.executors)
-    return ClusterState(
-        now_us=message.now_us,
-        executors=tuple(_executor_from(executor, f"{field}.executors[{i}]") for i, executor in executors),
-        tenants=_tenants_from(message.tenants, f"{field}.tenants"),
+    now_us, tenants = message.now_us, _tenants_from(message.tenants, f"{field}.tenants")
+    executors = tuple(
+        _executor_from(executor, now_us, tenants, f"{field}.executors[{i}]")
+        for i, executor in enumerate(message.executors)
     )
+    return ClusterState(now_us=now_us, executors=executors, tenants=tenants)
 
 
-def _executor_from(message: state_pb2.ExecutorState, field: str) -> ExecutorState:
+def _executor_from(
+    message: state_pb2.ExecutorState, now_us: int, tenants: tuple[Tenant, ...], field: str
+) -> ExecutorState:
     if not message.HasField("limits"):
         raise _missing(f"{field}.limits")
     limits = {name: getattr(message.limits, name) for name in _LIMIT_FIELDS}
@@ -86,11 +91,13 @@ def _executor_from(message: state_pb2.ExecutorState, field: str) -> ExecutorStat
     return ExecutorState(
         executor_id=message.executor_id,
         iteration=message.iteration,
+        now_us=now_us,
         limits=ExecutorLimits(**limits),
         num_free_blocks=message.num_free_blocks,
         num_free_swap_blocks=message.num_free_swap_blocks,
         latency=latency,
         requests=requests_from(message.requests, f"{field}.requests"),
+        tenants=tenants,
         draining=message.draining,
     )
 
@@ -135,6 +142,45 @@ def _tenants_from(message: state_pb2.TenantTable, field: str) -> tuple[Tenant, .
         Tenant(name=name, weight=weight, service=service)
         for name, weight, service in zip(message.name, *columns, strict=True)
     )
+
+
+def placement_from(request: scheduler_pb2.PlaceRequest) -> Placement:
+    """How to place; LEAST_LOADED where the request does not say. Raises StateError for an unknown value."""
+    try:
+        return Placement(request.placement) if request.placement else Placement.LEAST_LOADED
+    except ValueError:
+        metadata = {"value": str(request.placement)}
+        description = f"{request.placement} is no known value"
+        raise StateError("placement", ErrorReason.UNKNOWN_VALUE, description, metadata) from None
+
+
+def num_cached_tokens_from(request: scheduler_pb2.PlaceRequest, num_executors: int) -> IntArray:
+    """Cached prefix tokens: [num_requests, num_executors]. Raises StateError for another number of figures."""
+    shape = (len(request.requests.id), num_executors)
+    if len(request.num_cached_tokens) == 0:
+        return np.zeros(shape, dtype=np.int64)
+    given = np.asarray(request.num_cached_tokens, dtype=np.int64)
+    if len(given) != shape[0] * shape[1]:
+        lengths = {"length": str(len(given)), "expected": str(shape[0] * shape[1])}
+        description = f"has {len(given)} figures, and there are {shape[0]} requests and {shape[1]} executors"
+        raise StateError("num_cached_tokens", ErrorReason.COLUMN_LENGTH, description, lengths)
+    if (given < 0).any():
+        row = int((given < 0).argmax())
+        raise out_of_range(f"num_cached_tokens[{row}]", int(given[row]))
+    return given.reshape(shape)
+
+
+def assignment_messages(assignments: Iterable[Assignment]) -> list[scheduler_pb2.Assignment]:
+    """The messages of where requests go."""
+    return [
+        scheduler_pb2.Assignment(
+            id=assignment.id,
+            executor_id=assignment.executor_id,
+            reason=0 if assignment.reason is None else assignment.reason.value,  # type: ignore[arg-type]
+            estimated_wait_us=assignment.estimated_wait_us,
+        )
+        for assignment in assignments
+    ]
 
 
 def policy_from(message: policy_pb2.Policy, field: str) -> Policy:

@@ -5,7 +5,8 @@
     [policy]
     ordering = "FIFO"            # a setting of policy.proto; those that are left out have their defaults
 
-A file that has a key or value that nobody knows is refused when the service starts, not when the profile is asked for.
+A file that has a key or value that nobody knows is refused when the service starts, not when the profile is asked for;
+while it runs, `reload.py` reads them again.
 """
 
 from __future__ import annotations

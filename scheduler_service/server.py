@@ -1,7 +1,7 @@
 """The process: a gRPC server with health and reflection, from its start to an orderly end.
 
 SIGTERM or SIGINT: health turns NOT_SERVING, new calls are refused, open ones get `GRACE_SECONDS` to end. A second
-signal ends them at once. The service holds nothing, so there is nothing to save.
+signal ends them at once. The service holds nothing, so there is nothing to save. SIGHUP: the profiles are read again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from grpc_reflection.v1alpha import reflection
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.config import SchedulerConfig
-from scheduler_service.profiles import Profiles
+from scheduler_service.observers import ObserverThread
+from scheduler_service.profiles import ProfileError, Profiles
+from scheduler_service.recorder import Recorder
+from scheduler_service.recording_file import RecordingSettings
+from scheduler_service.reload import ProfileReloader
 from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.shadow import Shadow
 
 GRACE_SECONDS = 5.0
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -40,17 +45,21 @@ class SchedulerServer:
     """A server that listens, and where. `address`: host:port, the port that was really bound."""
 
     server: grpc.aio.Server
+    servicer: SchedulerServicer
     health: Any  # an aio HealthServicer; grpc_health publishes no types
     address: str
+    observers: tuple[ObserverThread, ...]
 
     async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Say that no more is served, then let open calls end for so long."""
         await self.health.enter_graceful_shutdown()
         await self.server.stop(grace_seconds)
+        for observer in self.observers:
+            await asyncio.to_thread(observer.close)
 
 
 async def start_server(config: SchedulerConfig, profiles: Profiles) -> SchedulerServer:
-    """Listen and serve. Raises AddressError if the address is taken or not ours."""
+    """Listen and serve. Raises AddressError if the address is taken or not ours, RecordingError, ProfileError."""
     server = grpc.aio.server(
         options=(
             # Without it a second service would share the port silently, and get half of the calls.
@@ -59,26 +68,38 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
             ("grpc.max_send_message_length", config.max_message_bytes),
         )
     )
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(profiles), server)
+    servicer = SchedulerServicer(profiles)
+    observers = _observers(config, servicer)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
     port = _listen(server, config)
+    for observer in observers:
+        observer.start()
+    servicer.show_plans_to(observers)
     await server.start()
     for service in (SERVICE_NAME, health.OVERALL_HEALTH):
         await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
-    return SchedulerServer(server=server, health=health_servicer, address=_address(config.host, port))
+    address = _address(config.host, port)
+    return SchedulerServer(
+        server=server, servicer=servicer, health=health_servicer, address=address, observers=observers
+    )
 
 
 async def serve(config: SchedulerConfig, profiles: Profiles) -> None:
-    """Serve until a signal comes. Raises AddressError."""
+    """Serve until a signal comes. Raises what `start_server` does."""
     signals = _signals()  # before anyone can know that the process is here, and end it
     running = await start_server(config, profiles)
     log.info("scheduler_listening", address=running.address, profile=profiles.default.name)
     if config.address_file is not None:
         _write_whole(config.address_file, running.address)
+    reloader = ProfileReloader(running.servicer, config.profile, config.profiles_directory)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.asked.set)
+    reloading = asyncio.create_task(reloader.run())
     received = await signals.get()
+    reloading.cancel()
     log.info("scheduler_stopping", signal=received.name, grace_seconds=GRACE_SECONDS)
     stopping = asyncio.create_task(running.stop())
     second = asyncio.create_task(signals.get())
@@ -88,6 +109,23 @@ async def serve(config: SchedulerConfig, profiles: Profiles) -> None:
     second.cancel()
     await stopping
     log.info("scheduler_stopped")
+
+
+def _observers(config: SchedulerConfig, servicer: SchedulerServicer) -> tuple[ObserverThread, ...]:
+    """What looks at planned calls, as far as it was asked for."""
+    observers: list[Recorder | Shadow] = []
+    if config.record_dir is not None:
+        settings = RecordingSettings(
+            directory=config.record_dir, max_file_bytes=config.record_max_bytes, max_files=config.record_max_files
+        )
+        observers.append(Recorder(settings))
+    if (name := config.shadow_profile) is not None:
+        if name not in servicer.profiles.by_name:
+            known = ", ".join(servicer.profiles.by_name)
+            raise ProfileError(f"no profile is named {name!r}; choose one of {known} with --shadow-profile")
+        # Looked up at each call: profiles are reloaded while the service runs.
+        observers.append(Shadow(name, lambda: servicer.profiles.policy(name, "shadow_profile")))
+    return tuple(ObserverThread(observer, report_interval_s=config.report_interval_s) for observer in observers)
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:

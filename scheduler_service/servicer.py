@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
 import structlog
-from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service import convert
-from scheduler_service.core.errors import ErrorReason, NotOfferedError, SchedulerError, StateError
+from scheduler_service.core.errors import ErrorReason, SchedulerError, StateError
 from scheduler_service.core.explain import explain
+from scheduler_service.core.placement import place
 from scheduler_service.core.plan import plan
 from scheduler_service.core.policy import Policy, check_offered, check_policy
 from scheduler_service.core.state import ClusterState
-from scheduler_service.core.validate import validate
+from scheduler_service.core.validate import validate, validate_to_place
 from scheduler_service.core.verify import verify
 from scheduler_service.errors import refuse
+from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -27,10 +29,24 @@ log = structlog.get_logger(__name__)
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Answers calls; keeps nothing between them but the profiles that it was started with."""
+    """Answers calls; keeps nothing between them but the profiles."""
 
     def __init__(self, profiles: Profiles) -> None:
         self._profiles = profiles
+        self._observers: Sequence[ObserverThread] = ()
+
+    def use(self, profiles: Profiles) -> None:
+        """Answer by these profiles from the next call on."""
+        self._profiles = profiles
+
+    @property
+    def profiles(self) -> Profiles:
+        """Those in use."""
+        return self._profiles
+
+    def show_plans_to(self, observers: Sequence[ObserverThread]) -> None:
+        """Offer every planned call to these from the next on."""
+        self._observers = observers
 
     async def Plan(self, request: scheduler_pb2.PlanRequest, context: Context) -> scheduler_pb2.PlanResponse:
         async with _errors_as_status(context, "Plan"):
@@ -50,7 +66,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
         async with _errors_as_status(context, "Place"):
-            raise NotOfferedError("placement", "Place")
+            return self._place(request)
 
     async def ListProfiles(
         self, request: scheduler_pb2.ListProfilesRequest, context: Context
@@ -64,8 +80,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         cluster = _cluster(request)
         plans = plan(cluster, policy)
         if request.explain:
-            plans = explain(cluster, plans)
-        return scheduler_pb2.PlanResponse(plans=map(convert.plan_message, plans))
+            plans = explain(cluster, plans, policy)
+        response = scheduler_pb2.PlanResponse(plans=map(convert.plan_message, plans))
+        call = PlannedCall(request=request, response=response, policy=policy, cluster=cluster, plans=plans)
+        for observer in self._observers:
+            observer.offer(call)
+        return response
 
     def _verify(self, request: scheduler_pb2.VerifyRequest) -> scheduler_pb2.VerifyResponse:
         policy = self._policy(request)
@@ -80,6 +100,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             for violation in verify(executor, answer, policy)
         ]
         return scheduler_pb2.VerifyResponse(violations=convert.violation_messages(violations))
+
+    def _place(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+        cluster = _cluster(request)
+        requests = convert.requests_from(request.requests, "requests")
+        validate_to_place(requests, max(len(cluster.tenants), 1), "requests")
+        assignments = place(
+            cluster,
+            requests,
+            convert.num_cached_tokens_from(request, len(cluster.executors)),
+            convert.placement_from(request),
+            request.seed,
+            frozenset(request.excluded_executor_ids),
+        )
+        return scheduler_pb2.PlaceResponse(assignments=convert.assignment_messages(assignments))
 
     def _policy(self, request: scheduler_pb2.PlanRequest | scheduler_pb2.VerifyRequest) -> Policy:
         choice = request.WhichOneof("policy_choice")
@@ -112,7 +146,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
 
-def _cluster(request: scheduler_pb2.PlanRequest | scheduler_pb2.VerifyRequest) -> ClusterState:
+def _cluster(
+    request: scheduler_pb2.PlanRequest | scheduler_pb2.VerifyRequest | scheduler_pb2.PlaceRequest,
+) -> ClusterState:
     if not request.HasField("state"):
         raise StateError("state", ErrorReason.MISSING_FIELD, "is required")
     cluster = convert.cluster_from(request.state, "state")

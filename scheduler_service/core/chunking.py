@@ -1,9 +1,10 @@
-"""The token budget of a pass, shared out.
+"""Tokens of a pass, shared out within a phase. Which phases share a pass is told in `composition.py`.
 
-Decodes come first: a token each and its drafts. Where that is more than the budget the drafts go, and where even the
-decodes are too many they take turns, the least recently run first, then in order. The rest of the budget goes to
-prefills in order: each takes a chunk, at most `chunk_size_tokens` and what it lacks, until the budget is used up
-(Sarathi-Serve, arXiv 2403.02310). So a long prompt delays the decodes of others by one chunk a pass at most.
+- Decodes: a token each and its drafts. Where that is more than the budget the drafts go, and where even the decodes are
+  too many they take turns, the least recently run first, then in order.
+- Prefills: each wants a chunk, at most `chunk_size_tokens` and what it lacks. FIRST_COME: in order each takes what it
+  wants of what is left (Sarathi-Serve, arXiv 2403.02310). EQUAL: all advance alike, as far as each wants, a token that
+  is left over going to the first.
 """
 
 from __future__ import annotations
@@ -11,33 +12,29 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.policy import Policy
+from scheduler_service.core.policy import Policy, PrefillSharing
 from scheduler_service.core.state import BoolArray, IntArray, Requests, rows_where
 
 
-def share_tokens(running: Requests, budget: int, max_draft_tokens: IntArray, policy: Policy) -> IntArray:
-    """Tokens for each running request in the pass. `running` is in order; `max_draft_tokens`: drafts that fit."""
-    in_decode = running.in_decode
-    num_tokens = _share_among_decodes(running, in_decode, budget, max_draft_tokens)
-    if not in_decode.all():
-        left = budget - int(num_tokens.sum())
-        want = np.where(in_decode, 0, chunks_wanted(running, policy))
-        if policy.max_num_partial_prefills is not None:
-            want[np.cumsum(~in_decode) > policy.max_num_partial_prefills] = 0
-        num_tokens = num_tokens + first_come(want, left)
-    return num_tokens
-
-
-def _share_among_decodes(running: Requests, in_decode: BoolArray, budget: int, max_drafts: IntArray) -> IntArray:
-    drafts = np.minimum(running.num_draft_tokens, max_drafts)
+def share_among_decodes(running: Requests, in_decode: BoolArray, budget: int, max_draft_tokens: IntArray) -> IntArray:
+    """Tokens of each that decodes, 0 for the others. `running` is in order; `max_draft_tokens`: drafts that fit."""
+    drafts = np.minimum(running.num_draft_tokens, max_draft_tokens)
     num_tokens: IntArray = in_decode * (1 + drafts)
     if int(num_tokens.sum()) <= budget:
         return num_tokens
     decodes = rows_where(in_decode)
     longest_without = np.argsort(running.last_run_iteration[decodes], kind="stable")
     num_tokens = np.zeros_like(num_tokens)
-    num_tokens[decodes[longest_without[:budget]]] = 1
+    num_tokens[decodes[longest_without[: max(budget, 0)]]] = 1
     return num_tokens
+
+
+def share_among_prefills(running: Requests, in_decode: BoolArray, budget: int, policy: Policy) -> IntArray:
+    """Tokens of each that is in prefill, 0 for the others. `running` is in order."""
+    want = np.where(in_decode, 0, chunks_wanted(running, policy))
+    if policy.max_num_partial_prefills is not None:
+        want[np.cumsum(~in_decode) > policy.max_num_partial_prefills] = 0
+    return share(want, budget, policy)
 
 
 def chunks_wanted(requests: Requests, policy: Policy) -> IntArray:
@@ -46,10 +43,32 @@ def chunks_wanted(requests: Requests, policy: Policy) -> IntArray:
     return chunks
 
 
+def share(want: IntArray, budget: int, policy: Policy) -> IntArray:
+    """What each gets of the budget."""
+    if policy.prefill_sharing is PrefillSharing.EQUAL and int(want.sum()) > budget:
+        return equal_shares(want, max(budget, 0))
+    return first_come(want, budget)
+
+
 def first_come(want: IntArray, budget: int) -> IntArray:
     """What each gets of the budget, when each in its turn takes what it wants of what is left."""
-    taken_before = np.cumsum(want) - want
+    taken_before = want.cumsum() - want
     taken: IntArray = np.minimum(np.maximum(budget - taken_before, 0), want)
+    return taken
+
+
+def equal_shares(want: IntArray, budget: int) -> IntArray:
+    """What each gets of a budget that is too small: the same for all, or what it wants where that is less.
+
+    The level at which water poured into all stands (max-min fairness); what does not divide goes to the first in turn.
+    """
+    ascending, num_left = np.sort(want), np.arange(len(want), 0, -1)
+    # Where all before have what they want, and what is left does not do for the others, these stand level.
+    left = budget - (np.cumsum(ascending) - ascending)
+    first_short = int((ascending * num_left > left).argmax())
+    level = left[first_short] // num_left[first_short]
+    taken: IntArray = np.minimum(want, level)
+    taken[rows_where(want > level)[: budget - int(taken.sum())]] += 1
     return taken
 
 
@@ -57,12 +76,12 @@ def reasons_to_run(requests: Requests, num_tokens: IntArray, policy: Policy) -> 
     """Why each runs so many tokens."""
     reasons = np.where(
         num_tokens == requests.num_lacking_tokens,
-        Reason.PREFILL.value,
+        int(Reason.PREFILL),
         np.where(
             num_tokens == policy.chunk_size_tokens,
-            Reason.PREFILL_CHUNK_SIZE.value,
-            Reason.PREFILL_TOKEN_BUDGET.value,
+            int(Reason.PREFILL_CHUNK_SIZE),
+            int(Reason.PREFILL_TOKEN_BUDGET),
         ),
     )
-    reasons[requests.in_decode] = Reason.DECODE.value
+    reasons[requests.in_decode] = int(Reason.DECODE)
     return reasons

@@ -11,21 +11,28 @@ from hashlib import blake2b
 
 import numpy as np
 
-from scheduler_service.core.executor_plan import ExecutorPlan
-from scheduler_service.core.state import IntArray
+from scheduler_service.core.executor_plan import Evictions, ExecutorPlan, Rejections, Scheduled, Transitions
 
 
 def digest(plan: ExecutorPlan) -> int:
-    """The digest as a signed 64-bit number, as `ExecutorPlan.digest` carries it."""
-    executor_id = plan.executor_id.encode()
-    hasher = blake2b(len(executor_id).to_bytes(8, "little"), digest_size=8)
-    hasher.update(executor_id)
-    hasher.update(np.concatenate(_numbers(plan)).astype("<i8", copy=False).tobytes())
-    return int.from_bytes(hasher.digest(), "little", signed=True)
+    """The digest of a plan as a signed 64-bit number, as `ExecutorPlan.digest` carries it."""
+    lists = (plan.scheduled, plan.admit, plan.resume, plan.evict, plan.reject)
+    return digest_of(plan.executor_id, plan.iteration, *lists)
 
 
-def _numbers(plan: ExecutorPlan) -> list[IntArray]:
-    scheduled, admit, resume, evict, reject = plan.scheduled, plan.admit, plan.resume, plan.evict, plan.reject
+def digest_of(
+    executor_id: str,
+    iteration: int,
+    scheduled: Scheduled,
+    admit: Transitions,
+    resume: Transitions,
+    evict: Evictions,
+    reject: Rejections,
+) -> int:
+    """The digest of a plan of these lists."""
+    encoded = executor_id.encode()
+    hasher = blake2b(len(encoded).to_bytes(8, "little"), digest_size=8)
+    hasher.update(encoded)
     tables = (
         (scheduled.id, scheduled.num_tokens, scheduled.reason),
         (admit.id, admit.reason),
@@ -33,5 +40,7 @@ def _numbers(plan: ExecutorPlan) -> list[IntArray]:
         (evict.id, evict.mode, evict.reason),
         (reject.id, reject.reason, reject.needed, reject.available, reject.estimated_wait_us),
     )
-    lengths = np.array([plan.iteration, *(len(columns[0]) for columns in tables)], dtype=np.int64)
-    return [lengths, *(column for columns in tables for column in columns)]
+    lengths = np.array([iteration, *(len(columns[0]) for columns in tables)], dtype=np.int64)
+    numbers = np.concatenate([lengths, *(column for columns in tables for column in columns)])
+    hasher.update(numbers.astype("<i8", copy=False).tobytes())
+    return int.from_bytes(hasher.digest(), "little", signed=True)

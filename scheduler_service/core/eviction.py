@@ -1,12 +1,11 @@
 """Who leaves the device when blocks run out, and where the KV goes.
 
-- Blocks have run out when the pass of all that run needs more new blocks than are free. Then the largest prefix of the
-  policy's order stays whose need is covered by the free blocks and by what evicting all behind it frees; a request
-  frees the blocks that nobody else holds. The first in order is never evicted, so it finishes; requests whose KV is
-  still loading are no victims.
-- Those that stay share the whole token budget, which may make them need more: then the prefix shrinks again.
-- Where not even evicting all but the first would let it run (others that load hold the blocks), nobody is evicted, and
-  those run whose next token has a block.
+- Blocks have run out when the pass of all that run needs more new blocks than are free. Then as few leave, in the order
+  of `victims.py`, as must for the others to run: a request frees the blocks that nobody else holds. The first in the
+  policy's order is never evicted, so it finishes; requests whose KV is still loading are no victims.
+- Those that stay share the whole token budget, which may make them need more: then one more leaves.
+- Where not even evicting all but the first would let it run (others that load hold the blocks), and under NEVER, nobody
+  is evicted, and those run whose next token has a block.
 - SWAP where the swap space has room for all blocks of the victim, else RECOMPUTE. AUTO takes the cheaper by the latency
   model: copying out and in, against computing the tokens again with their share of passes.
 """
@@ -17,16 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_service.core.chunking import share_tokens
-from scheduler_service.core.executor_plan import Evictions, EvictMode, Reason
+from scheduler_service.core.composition import share_tokens
+from scheduler_service.core.executor_plan import NO_EVICTIONS, Evictions, EvictMode, Reason
 from scheduler_service.core.memory import new_blocks
-from scheduler_service.core.policy import Eviction, Policy
+from scheduler_service.core.policy import Eviction, Policy, Preemption
 from scheduler_service.core.state import BoolArray, ExecutorState, IntArray, Requests, rows_where
+from scheduler_service.core.victims import freed_blocks, in_order_of_staying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningSet:
-    """What becomes of the running requests: who stays, in order, with its tokens; who is evicted, in order.
+    """What becomes of the running requests: who stays, in order, with its tokens; who is evicted, in order, and why.
 
     `num_free_blocks`: blocks that are free once the evicted have left, before those that stay take new ones.
     """
@@ -34,6 +34,7 @@ class RunningSet:
     kept: Requests
     num_tokens: IntArray
     evicted: Requests
+    why: Reason
     num_free_blocks: int
     ran_out: bool
 
@@ -41,38 +42,66 @@ class RunningSet:
 def make_room(running: Requests, executor: ExecutorState, policy: Policy) -> RunningSet:
     """Evict as many of `running`, which is in order, as must go for the others to run."""
     free, block_size = executor.num_free_blocks, executor.limits.block_size
-    num_kept, num_free = len(running), free
-    num_tokens = _share(running, executor, policy)
+    num_tokens = share_tokens(running, executor, policy)
     need = new_blocks(running, running.num_computed_tokens + num_tokens, block_size)
     if int(need.sum()) <= free:
-        return _split(running, num_kept, num_tokens, free, ran_out=False)
+        return without(running, running.id[:0], num_tokens, executor, Reason.EVICTED_OUT_OF_BLOCKS, ran_out=False)
 
-    # free_without[k]: free blocks once all behind the first k have left.
-    freed = (running.num_blocks - running.num_shared_blocks)[::-1].cumsum()[::-1]
-    free_without = free + np.append(freed, 0)
-    while num_kept > 0 and int(need.sum()) > num_free:
-        # The need grows with the prefix and what is freed shrinks, so the prefixes that fit are the short ones.
-        num_kept = int(np.count_nonzero(np.cumsum(need[:-1]) <= free_without[1:num_kept]))
-        num_free = int(free_without[num_kept])
-        kept = running.first(num_kept)
-        num_tokens = _share(kept, executor, policy)
+    staying = in_order_of_staying(running, block_size, policy)
+    # freed[k]: blocks that are free once all but the k that stay longest have left.
+    freed = free + np.append(freed_blocks(running)[staying][::-1].cumsum()[::-1], 0)
+    num_kept = 0 if policy.preemption is Preemption.NEVER else len(running)
+    while num_kept > 0 and int(need.sum()) > freed[num_kept]:
+        # The need of those that stay grows with them and what is freed shrinks, so fewer fit where more do.
+        by_staying = _spread(need, staying[:num_kept])
+        num_kept = int(np.count_nonzero(np.cumsum(by_staying[:-1]) <= freed[1:num_kept]))
+        kept = running.take(np.sort(staying[:num_kept]))
+        num_tokens = share_tokens(kept, executor, policy)
         need = new_blocks(kept, kept.num_computed_tokens + num_tokens, block_size)
     if num_kept == 0:
-        return _split(running, len(running), _run_what_has_blocks(running, executor, policy), free, ran_out=True)
-    return _split(running, num_kept, num_tokens, num_free, ran_out=True)
+        num_tokens, staying = _run_what_has_blocks(running, executor, policy), staying[:0]
+    victims = np.sort(staying[num_kept:])
+    return without(running, victims, num_tokens, executor, Reason.EVICTED_OUT_OF_BLOCKS, ran_out=True)
 
 
-def choose_modes(evicted: Requests, executor: ExecutorState, policy: Policy) -> Evictions:
+def _spread(need: IntArray, staying: IntArray) -> IntArray:
+    """What is given in the policy's order, in the order of staying."""
+    by_staying: IntArray = need[np.argsort(np.argsort(staying))]
+    return by_staying
+
+
+def without(
+    running: Requests, victims: IntArray, num_tokens: IntArray, executor: ExecutorState, why: Reason, *, ran_out: bool
+) -> RunningSet:
+    """The running set without these rows, ascending. `num_tokens`: of those that stay."""
+    if len(victims) == 0:
+        evicted, kept, freed = running.take(victims), running, 0
+    else:
+        stays = np.ones(len(running), dtype=np.bool_)
+        stays[victims] = False
+        evicted, kept = running.take(victims), running.take(rows_where(stays))
+        freed = int(freed_blocks(evicted).sum())
+    return RunningSet(
+        kept=kept,
+        num_tokens=num_tokens,
+        evicted=evicted,
+        why=why,
+        num_free_blocks=executor.num_free_blocks + freed,
+        ran_out=ran_out,
+    )
+
+
+def choose_modes(evicted: Requests, why: Reason, executor: ExecutorState, policy: Policy) -> Evictions:
     """Where the KV of each goes. Swap space is given in order; one that it cannot hold is computed again."""
     if len(evicted) == 0:
-        return Evictions()
+        return NO_EVICTIONS
     wanted = _prefers_swap(evicted, executor, policy) & (evicted.num_computed_tokens > 0)
     blocks = np.where(wanted & (evicted.num_blocks <= executor.num_free_swap_blocks), evicted.num_blocks, 0)
     swapped = (blocks > 0) & (np.cumsum(blocks) <= executor.num_free_swap_blocks)
     return Evictions(
         id=evicted.id,
-        mode=np.where(swapped, EvictMode.SWAP.value, EvictMode.RECOMPUTE.value),
-        reason=np.full(len(evicted), Reason.EVICTED_OUT_OF_BLOCKS.value),
+        mode=np.where(swapped, int(EvictMode.SWAP), int(EvictMode.RECOMPUTE)),
+        reason=np.full(len(evicted), int(why)),
     )
 
 
@@ -90,34 +119,16 @@ def _prefers_swap(evicted: Requests, executor: ExecutorState, policy: Policy) ->
     return cheaper
 
 
-def _share(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
-    limits = executor.limits
-    # The drafts of one request must leave room in the batch, and in the cache if it had that to itself.
-    room_in_cache = limits.num_blocks * limits.block_size - running.num_computed_tokens - 1
-    max_draft_tokens = np.clip(room_in_cache, 0, limits.max_num_batched_tokens - 1)
-    return share_tokens(running, limits.max_num_batched_tokens, max_draft_tokens, policy)
-
-
 def _run_what_has_blocks(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
     """Tokens for those whose next token has a block, free blocks being given in order; 0 for the others."""
     free, block_size = executor.num_free_blocks, executor.limits.block_size
     next_block = new_blocks(running, running.num_computed_tokens + 1, block_size)
     rows = rows_where((next_block == 0) | (np.cumsum(next_block) <= free))
     able = running.take(rows)
-    shared = _share(able, executor, policy)
+    shared = share_tokens(able, executor, policy)
     need = new_blocks(able, able.num_computed_tokens + shared, block_size)
     granted = np.clip(free - (np.cumsum(need) - need), 0, need)
     storable = (able.num_blocks + granted) * block_size - able.num_computed_tokens
     num_tokens = np.zeros(len(running), dtype=np.int64)
     num_tokens[rows] = np.minimum(shared, storable)
     return num_tokens
-
-
-def _split(running: Requests, num_kept: int, num_tokens: IntArray, num_free: int, *, ran_out: bool) -> RunningSet:
-    return RunningSet(
-        kept=running.first(num_kept),
-        num_tokens=num_tokens,
-        evicted=running.rest(num_kept),
-        num_free_blocks=num_free,
-        ran_out=ran_out,
-    )

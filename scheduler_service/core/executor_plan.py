@@ -51,8 +51,11 @@ class Reason(IntEnum):
     REJECTED_DEADLINE = 54
 
 
+_NONE: IntArray = np.zeros(0, dtype=np.int64)
+
+
 def _empty() -> IntArray:
-    return np.zeros(0, dtype=np.int64)
+    return _NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +93,9 @@ class Rejections:
     needed: IntArray = field(default_factory=_empty)
     available: IntArray = field(default_factory=_empty)
     estimated_wait_us: IntArray = field(default_factory=_empty)
+
+
+NO_TRANSITIONS, NO_EVICTIONS, NO_REJECTIONS = Transitions(), Evictions(), Rejections()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The reason of every request of a state, read off the plan.
 
 Who is in a list of the plan has the reason given there. Of the others, those that load wait for their KV; those that
-run wait for a block or for the token budget; the head of the queue waits for what the shortfall says, and the rest of
-the queue behind it. When blocks ran out, or the executor drains, that is the reason of all whom it keeps out.
+run wait for a block, for the token budget or for the other phase; the head of the queue waits for what the shortfall
+says, and the rest of the queue behind it. When blocks ran out, or the executor drains, that is the reason of all whom
+it keeps out.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_service.core.composition import ONE_PHASE
 from scheduler_service.core.executor_plan import ExecutorPlan, Explanations, Reason, Shortfall
-from scheduler_service.core.memory import has_run, new_blocks
+from scheduler_service.core.memory import new_blocks
+from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import (
     BoolArray,
     ClusterState,
@@ -24,25 +27,28 @@ from scheduler_service.core.state import (
 )
 
 
-def explain(cluster: ClusterState, plans: tuple[ExecutorPlan, ...]) -> tuple[ExecutorPlan, ...]:
+def explain(cluster: ClusterState, plans: tuple[ExecutorPlan, ...], policy: Policy) -> tuple[ExecutorPlan, ...]:
     """The same plans, each with the reasons of all requests of its executor."""
     return tuple(
-        replace(plan, explanations=explain_executor(executor, plan))
+        replace(plan, explanations=explain_executor(executor, plan, policy))
         for executor, plan in zip(cluster.executors, plans, strict=True)
     )
 
 
-def explain_executor(executor: ExecutorState, plan: ExecutorPlan) -> Explanations:
+def explain_executor(executor: ExecutorState, plan: ExecutorPlan, policy: Policy) -> Explanations:
     """One row for every request, ascending by id."""
     requests = executor.requests.take(np.argsort(executor.requests.id))
     explanations = _nothing_known(requests)
     running = requests.having(RequestStatus.RUNNING)
     loading = requests.having(RequestStatus.LOADING)
     _explain_running(explanations, requests, running, executor.limits.block_size)
+    if policy.batch_composition in ONE_PHASE and len(plan.scheduled.id) > 0:
+        decodes = plan.composition.num_decode_requests > 0
+        _set(explanations, rows_where(running & (requests.in_decode != decodes)), Reason.WAITING_FOR_PHASE)
     explanations.reason[loading] = Reason.WAITING_FOR_KV
     _explain_queue(explanations, ~(running | loading), plan.shortfall)
     if executor.draining:
-        shut_out = requests.having(RequestStatus.WAITING) & ~has_run(requests)
+        shut_out = requests.having(RequestStatus.WAITING) & ~requests.ran_before
         _set(explanations, rows_where(shut_out), Reason.WAITING_DRAINING)
     _explain_lists(explanations, plan)
     return explanations
@@ -61,6 +67,7 @@ def _explain_running(explanations: Explanations, requests: Requests, running: Bo
 
 
 def _explain_queue(explanations: Explanations, queued: BoolArray, shortfall: Shortfall | None) -> None:
+    _set(explanations, rows_where(queued), Reason.WAITING_BEHIND)
     if shortfall is None:
         return
     if shortfall.reason is Reason.WAITING_AFTER_EVICTION:

@@ -1,38 +1,66 @@
 """A state and a plan as `verify.py` looks at them: plain objects by id, no arrays.
 
-Independent of the planner, which must not grade its own work: what a request lacks, needs and may run is written down
-here a second time, one request at a time.
+Independent of the planner, which must not grade its own work: what a request lacks, needs and may run, and where it
+stands, is written down here a second time, one request at a time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
-from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan
-from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorLimits, ExecutorState, RequestStatus
+from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
+from scheduler_service.core.policy import Admission, Ordering, Policy
+from scheduler_service.core.state import ExecutorLimits, ExecutorState, RequestStatus, Tenant
+
+
+class Invariant(IntEnum):
+    """The invariants, numbered as in scheduler.proto."""
+
+    BATCH_LIMITS = 1
+    BLOCKS = 2
+    TOKENS = 3
+    ONE_FATE = 4
+    PROGRESS = 5
+    NO_LIVELOCK = 6
+    NO_STARVATION = 7
+    DETERMINISM = 8
+    EVICTION_ALLOWED = 9
+    DECODE_DELAY = 10
+
+
+Findings = Iterator[tuple[Invariant, tuple[int, ...], str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """A row of the state, with what follows from it."""
+    """A row of the state, with what follows from it. `rank`: what the policy orders by, the least first."""
 
     id: int
     status: RequestStatus
     arrival_time_us: int
+    rank: float
+    priority: int
+    tenant: int
     num_tokens: int
     num_computed: int
     num_output: int
     longest: int
+    most_left: int
+    expected_left: int
     num_drafts: int
+    deadline_us: int
     num_blocks: int
     num_shared: int
     num_preemptions: int
     last_run: int
+    times_overtaken: int
 
     @property
-    def order(self) -> tuple[int, int]:
-        return self.arrival_time_us, self.id
+    def order(self) -> tuple[float, int, int]:
+        return self.rank, self.arrival_time_us, self.id
 
     @property
     def lacks(self) -> int:
@@ -53,11 +81,22 @@ class RequestFacts:
     def new_blocks(self, num_tokens: int, block_size: int) -> int:
         """Free blocks taken up by a pass that computes so many tokens of it."""
         needed = ceil_div(self.num_computed + num_tokens, block_size)
-        if self.status is RequestStatus.RUNNING:
+        if self.status in (RequestStatus.RUNNING, RequestStatus.LOADING):
             return max(needed - self.num_blocks, 0)
         if self.status is RequestStatus.SWAPPED:
             return max(needed, self.num_blocks)
         return max(needed, self.num_blocks) - self.num_shared
+
+    def blocks_for_life(self, outputs_left: int, limits: ExecutorLimits) -> int:
+        """Free blocks that it takes up until it has so many more output tokens, or all there are."""
+        most = max(self.num_tokens, limits.num_blocks * limits.block_size)
+        num_tokens = min(self.num_tokens + outputs_left - 1, most)
+        return self.new_blocks(num_tokens - self.num_computed, limits.block_size)
+
+    def blocks_held(self, limits: ExecutorLimits, policy: Policy) -> int:
+        """Free blocks that the policy holds for it once it has entered."""
+        outputs = {Admission.RESERVE: self.most_left, Admission.PREDICTIVE: self.expected_left}
+        return self.blocks_for_life(outputs.get(policy.admission, 1), limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,43 +111,108 @@ class Facts:
     scheduled: dict[int, int]
     entering: dict[int, RequestFacts]
     evicted: dict[int, EvictMode]
-    rejected: set[int]
+    rejected: dict[int, int]
 
     def of(self, *statuses: RequestStatus) -> list[RequestFacts]:
         """Requests that stand there, in order."""
         return sorted((r for r in self.requests.values() if r.status in statuses), key=lambda request: request.order)
 
     def queue(self) -> list[RequestFacts]:
-        """The queue without the rejected, in order: those that ran before, then those that never did."""
-        queued = [r for r in self.of(RequestStatus.WAITING, RequestStatus.SWAPPED) if r.id not in self.rejected]
-        return sorted(queued, key=lambda request: not request.ran_before)
+        """The queue without the rejected, in order; where the executor drains, without those that never ran."""
+        return [request for request in self.queue_before() if request.id not in self.rejected]
+
+    def queue_before(self) -> list[RequestFacts]:
+        """The same with those that are turned away only because too many wait: they had their turn to enter."""
+        for_the_queue = (Reason.REJECTED_QUEUE_FULL, Reason.REJECTED_TENANT_QUEUE_FULL)
+        queued = self.of(RequestStatus.WAITING, RequestStatus.SWAPPED)
+        queued = [r for r in queued if self.rejected.get(r.id, for_the_queue[0]) in for_the_queue]
+        queued = [r for r in queued if r.ran_before or not self.state.draining]
+        return sorted(queued, key=lambda request: (request.rank, not request.ran_before, request.order))
+
+    def kept_free(self, request: RequestFacts, num_beside: int) -> int:
+        """Blocks that the policy keeps free when a request enters beside so many others."""
+        if self.policy.admission is Admission.RESERVE or num_beside == 0:
+            return 0
+        growth = num_beside + 1 if request.ran_before else 0
+        return math.ceil(self.policy.watermark * self.limits.num_blocks) + growth
+
+    def stay(self) -> list[RequestFacts]:
+        """Those that are on the device before the plan and after it."""
+        on_device = self.of(RequestStatus.RUNNING, RequestStatus.LOADING)
+        return [request for request in on_device if request.id not in self.evicted]
 
     def blocks_needed(self) -> int:
         block_size = self.limits.block_size
         return sum(self.requests[i].new_blocks(n, block_size) for i, n in self.scheduled.items())
 
+    def blocks_free(self) -> int:
+        """Free blocks once the evicted have left."""
+        freed = sum(self.requests[i].num_blocks - self.requests[i].num_shared for i in self.evicted)
+        return self.state.num_free_blocks + freed
 
-def request_facts(executor: ExecutorState) -> dict[int, RequestFacts]:
-    table = executor.requests
-    requests = {}
+
+def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestFacts]:
+    table, requests = executor.requests, {}
+    counters = _tenant_counters(executor)
     for row in range(len(table)):
         num_prompt, num_output = int(table.num_prompt_tokens[row]), int(table.num_output_tokens[row])
+        most, expected = int(table.max_output_tokens[row]), int(table.expected_output_tokens[row])
+        num_tokens, num_computed = num_prompt + num_output, int(table.num_computed_tokens[row])
+        most_left = max((most if most > 0 else executor.limits.max_model_len - num_prompt) - num_output, 1)
+        expected_left = min(max(expected - num_output, 1), most_left) if expected > 0 else most_left
+        arrival, tenant = int(table.arrival_time_us[row]), int(table.tenant[row])
+        priority, deadline = int(table.priority[row]), int(table.deadline_us[row])
+        outputs_left = expected_left + (num_prompt if most == 0 and expected == 0 else 0)
+        work = num_tokens - num_computed + outputs_left - 1
         request = RequestFacts(
             id=int(table.id[row]),
             status=RequestStatus(int(table.status[row])),
-            arrival_time_us=int(table.arrival_time_us[row]),
-            num_tokens=num_prompt + num_output,
-            num_computed=int(table.num_computed_tokens[row]),
+            arrival_time_us=arrival,
+            rank=_rank(policy, work, arrival, priority, deadline, counters[tenant]),
+            priority=priority,
+            tenant=tenant,
+            num_tokens=num_tokens,
+            num_computed=num_computed,
             num_output=num_output,
-            longest=num_prompt + max(int(table.max_output_tokens[row]), num_output + 1),
+            longest=num_prompt + max(most, num_output + 1),
+            most_left=most_left,
+            expected_left=expected_left,
             num_drafts=int(table.num_draft_tokens[row]),
+            deadline_us=deadline,
             num_blocks=int(table.num_blocks[row]),
             num_shared=int(table.num_shared_blocks[row]),
             num_preemptions=int(table.num_preemptions[row]),
             last_run=int(table.last_run_iteration[row]),
+            times_overtaken=int(table.times_overtaken[row]),
         )
         requests[request.id] = request
     return requests
+
+
+def _rank(policy: Policy, work: int, arrival: int, priority: int, deadline: int, counter: float) -> float:
+    aging_us = round(min(max(policy.aging_seconds * 1e6, 1.0), 2.0**62))
+    match policy.ordering:
+        case Ordering.FIFO:
+            return 0
+        case Ordering.SHORTEST_JOB_FIRST:
+            mantissa, exponent = math.frexp(work)
+            return exponent + 2 * mantissa - 2 + float(arrival) / float(aging_us)
+        case Ordering.PRIORITY:
+            return max(min(arrival, 2**62), -(2**62)) // aging_us - priority
+        case Ordering.EARLIEST_DEADLINE_FIRST:
+            return deadline if deadline > 0 else math.inf
+        case Ordering.FAIR:
+            return counter
+
+
+def _tenant_counters(executor: ExecutorState) -> list[float]:
+    """Weighted service of each tenant; idle ones count no less than the least of those that are on the device."""
+    counters = [tenant.service / tenant.weight for tenant in executor.tenants or (Tenant(name=""),)]
+    table = executor.requests
+    on_device = (RequestStatus.RUNNING, RequestStatus.LOADING)
+    active = {t for t, s in zip(table.tenant.tolist(), table.status.tolist(), strict=True) if s in on_device}
+    least = min((counters[tenant] for tenant in active), default=0.0)
+    return [count if tenant in active else max(count, least) for tenant, count in enumerate(counters)]
 
 
 def ceil_div(dividend: int, divisor: int) -> int:

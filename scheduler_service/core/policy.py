@@ -103,25 +103,13 @@ class Policy:
     reject_missed_deadlines: bool = False
 
 
-_CHOICES_OFFERED: dict[str, tuple[IntEnum, ...]] = {
-    "ordering": (Ordering.FIFO,),
-    "admission": (Admission.WATERMARK,),
-    "preemption": (Preemption.WHEN_FULL,),
-    "victim": (Victim.LAST_IN_ORDER,),
-    "eviction": (Eviction.SWAP, Eviction.RECOMPUTE, Eviction.AUTO),
-    "prefill_sharing": (PrefillSharing.FIRST_COME,),
-    "batch_composition": (BatchComposition.MIXED,),
-    "head_of_line": (HeadOfLine.STRICT,),
+# Settings of the contract that are not built, and the values that leave them out.
+_NOT_OFFERED_UNLESS: dict[str, object] = {
+    # The executor adds up the service of its tenants, and knows nothing of a charge that the policy sets.
+    "kv_residency_charge": 0.0,
+    # A state says how much of a prefix is cached, and not which prefix it is.
+    "hold_for_shared_prefix": False,
 }
-
-_NOT_OFFERED_UNLESS_LEFT_OUT = (
-    "max_preemptions",
-    "target_inter_token_latency_us",
-    "hold_for_shared_prefix",
-    "max_num_waiting",
-    "max_num_waiting_per_tenant",
-    "reject_missed_deadlines",
-)
 
 # Least value that a setting may have; the value itself is allowed where `_ABOVE` does not name the setting.
 _LEAST: dict[str, int] = {
@@ -151,17 +139,18 @@ def check_policy(policy: Policy, field: str) -> None:
             f"{field}.preemption",
             f"NEVER needs admission RESERVE, and admission is {policy.admission.name}: a full cache would stand still",
         )
+    if policy.preemption is Preemption.FOR_PRIORITY and policy.ordering is not Ordering.PRIORITY:
+        raise PolicyConflictError(
+            f"{field}.preemption",
+            f"FOR_PRIORITY needs ordering PRIORITY, and ordering is {policy.ordering.name}: nobody is more important",
+        )
 
 
 def check_offered(policy: Policy, field: str) -> None:
     """Raise UnsupportedPolicyError for the first setting that is in the contract and not built yet."""
-    for name, offered in _CHOICES_OFFERED.items():
-        choice = getattr(policy, name)
-        if choice not in offered:
-            raise UnsupportedPolicyError(f"{field}.{name}", choice.name)
-    for name in _NOT_OFFERED_UNLESS_LEFT_OUT:
+    for name, left_out in _NOT_OFFERED_UNLESS.items():
         value = getattr(policy, name)
-        if value is not None and value is not False:
+        if value != left_out:
             raise UnsupportedPolicyError(f"{field}.{name}", str(value))
 
 

@@ -17,16 +17,18 @@ A state is valid when `validate.py` says so; the rest of the core relies on that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+_Array = TypeVar("_Array")
+RankArray = NDArray[Any]  # int64 or float64
 
 
 class RequestStatus(IntEnum):
@@ -39,25 +41,50 @@ class RequestStatus(IntEnum):
 
 
 class _Column:
-    """One column of `Requests`: a view of its row of the matrix."""
+    """One column of `Requests`: a view of its row of the matrix, made when it is first asked for."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
+    def __set_name__(self, owner: type[Requests], name: str) -> None:
+        self.name = name
+
     def __get__(self, requests: Requests, owner: type[Requests]) -> IntArray:
         column: IntArray = requests.matrix[self.index]
+        # Found there before this descriptor from now on.
+        requests.__dict__[self.name] = column
         return column
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class _Derived(Generic[_Array]):
+    """What follows from the columns of `Requests`, worked out when it is first asked for.
+
+    `functools.cached_property` does the same, and takes a lock each time.
+    """
+
+    def __init__(self, work_out: Callable[[Requests], _Array]) -> None:
+        self.work_out = work_out
+        self.name = work_out.__name__
+        self.__doc__ = work_out.__doc__
+
+    def __get__(self, requests: Requests, owner: type[Requests]) -> _Array:
+        value = self.work_out(requests)
+        requests.__dict__[self.name] = value
+        return value
+
+
+@dataclass(frozen=True, eq=False)
 class Requests:
     """The request table. `matrix`: int64 [num_columns, num_requests].
 
     One matrix instead of an array a column, so that taking some requests is one operation and not seventeen. The
-    columns are those of `RequestTable` in state.proto, where each is described.
+    columns are those of `RequestTable` in state.proto, where each is described. `rank`: [num_requests], what the policy
+    orders by, the least first (see `rank.py`); None: all are alike, as in a table that nobody ranked yet. What follows
+    from the columns is worked out once for each table.
     """
 
     matrix: IntArray
+    rank: RankArray | None = None
 
     id = _Column(0)
     status = _Column(1)
@@ -90,37 +117,52 @@ class Requests:
 
     def take(self, rows: IntArray) -> Requests:
         """These rows, in this order."""
-        return Requests(self.matrix.take(rows, axis=1))
+        return Requests(self.matrix.take(rows, axis=1), None if self.rank is None else self.rank.take(rows))
 
     def first(self, count: int) -> Requests:
         """The first `count` rows."""
-        return Requests(self.matrix[:, :count])
+        return Requests(self.matrix[:, :count], None if self.rank is None else self.rank[:count])
 
-    def rest(self, count: int) -> Requests:
-        """All but the first `count` rows."""
-        return Requests(self.matrix[:, count:])
+    def beside(self, others: Requests) -> Requests:
+        """These requests, then the others of the same table."""
+        rank = None
+        if self.rank is not None and others.rank is not None:
+            rank = np.concatenate((self.rank, others.rank))
+        return Requests(np.concatenate((self.matrix, others.matrix), axis=1), rank)
 
     def having(self, status: RequestStatus) -> BoolArray:
         """Which requests stand there."""
-        # NumPy asks an enum for half a dozen attributes before it takes it for a number; `value` is one already.
-        mask: BoolArray = self.status == status.value
+        # NumPy asks an enum for half a dozen attributes before it takes it for a number.
+        mask: BoolArray = self.status == int(status)
         return mask
 
-    @property
+    @_Derived
     def num_tokens(self) -> IntArray:
         """Prompt and output tokens: what is stored once the next token is computed."""
         return self.num_prompt_tokens + self.num_output_tokens
 
-    @property
+    @_Derived
     def num_lacking_tokens(self) -> IntArray:
         """Tokens to compute before the next one is sampled, >= 1."""
         return self.num_tokens - self.num_computed_tokens
 
-    @property
+    @_Derived
+    def ran_before(self) -> BoolArray:
+        """Which of those that wait or are swapped have run before."""
+        before: BoolArray = self.having(RequestStatus.SWAPPED) | (self.num_preemptions > 0)
+        return before
+
+    @_Derived
     def in_decode(self) -> BoolArray:
         """Whose newest token is the only one that they lack."""
         lacks_one: BoolArray = self.num_lacking_tokens == 1
         return lacks_one & (self.num_output_tokens > 0)
+
+
+def length_of_prefix(mask: BoolArray) -> int:
+    """How many of the first are all true."""
+    first_false = int(mask.argmin()) if len(mask) > 0 else 0
+    return len(mask) if len(mask) > 0 and mask[first_false] else first_false
 
 
 def rows_where(mask: BoolArray) -> IntArray:
@@ -157,20 +199,6 @@ class LatencyModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorState:
-    """One executor just before the pass to be planned. `latency` None: unknown."""
-
-    executor_id: str
-    iteration: int
-    limits: ExecutorLimits
-    num_free_blocks: int
-    num_free_swap_blocks: int = 0
-    latency: LatencyModel | None = None
-    requests: Requests
-    draining: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """Who requests belong to: share relative to others, and weighted tokens served so far."""
 
@@ -180,8 +208,28 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorState:
+    """One executor just before the pass to be planned: all that its plan may depend on.
+
+    `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown. No
+    tenants: one unnamed tenant of weight 1.
+    """
+
+    executor_id: str
+    iteration: int
+    now_us: int
+    limits: ExecutorLimits
+    num_free_blocks: int
+    num_free_swap_blocks: int = 0
+    latency: LatencyModel | None = None
+    requests: Requests
+    tenants: tuple[Tenant, ...] = ()
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """All that a decision may depend on, the clock included. No tenants: one unnamed tenant of weight 1."""
+    """All that a decision may depend on, the clock included."""
 
     now_us: int
     executors: tuple[ExecutorState, ...]

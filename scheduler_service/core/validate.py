@@ -21,6 +21,7 @@ from scheduler_service.core.state import (
     ExecutorState,
     IntArray,
     LatencyModel,
+    Requests,
     RequestStatus,
     Tenant,
 )
@@ -87,8 +88,15 @@ def _validate_tenants(tenants: tuple[Tenant, ...], field: str) -> None:
     _refuse_duplicates([tenant.name for tenant in tenants], f"{field}.name", "")
 
 
-def _validate_requests(executor: ExecutorState, num_tenants: int, field: str) -> None:
-    requests, limits = executor.requests, executor.limits
+def validate_to_place(requests: Requests, num_tenants: int, field: str) -> None:
+    """Raise StateError for the first thing that is wrong with requests that no executor has yet."""
+    if len(requests) > 0:
+        _validate_rows(requests, num_tenants, field)
+        elsewhere = ~requests.having(RequestStatus.WAITING)
+        _refuse_rows(elsewhere, f"{field}.status", requests.status, ErrorReason.INCONSISTENT)
+
+
+def _validate_rows(requests: Requests, num_tenants: int, field: str) -> None:
     status = requests.status
     unknown = (status < min(RequestStatus).value) | (status > max(RequestStatus).value)
     _refuse_rows(unknown, f"{field}.status", status, ErrorReason.UNKNOWN_VALUE)
@@ -105,6 +113,11 @@ def _validate_requests(executor: ExecutorState, num_tenants: int, field: str) ->
         ErrorReason.INCONSISTENT,
     )
     _refuse_duplicate_ids(requests.id, field)
+
+
+def _validate_requests(executor: ExecutorState, num_tenants: int, field: str) -> None:
+    requests, limits = executor.requests, executor.limits
+    _validate_rows(requests, num_tenants, field)
     swapped = requests.having(RequestStatus.SWAPPED)
     room = np.where(swapped, limits.num_swap_blocks, limits.num_blocks)
     stored = requests.num_blocks * limits.block_size

@@ -108,12 +108,16 @@ def never_without_reserve(request: Request) -> None:
     request.policy.preemption = policy_pb2.PREEMPTION_NEVER
 
 
-def fair(request: Request) -> None:
-    request.policy.ordering = policy_pb2.ORDERING_FAIR
+def for_priority_in_order_of_arrival(request: Request) -> None:
+    request.policy.preemption = policy_pb2.PREEMPTION_FOR_PRIORITY
 
 
-def queue_limit(request: Request) -> None:
-    request.policy.max_num_waiting = 0
+def hold_for_shared_prefix(request: Request) -> None:
+    request.policy.hold_for_shared_prefix = True
+
+
+def charge_residency(request: Request) -> None:
+    request.policy.kv_residency_charge = 0.5
 
 
 IN_EXECUTOR = "state.executors[0]."
@@ -136,8 +140,9 @@ ROWS = [
     (unknown_ordering, "UNKNOWN_VALUE", "policy.ordering"),
     (unknown_profile, "UNKNOWN_PROFILE", "profile"),
     (never_without_reserve, "POLICY_CONFLICT", "policy.preemption"),
-    (fair, "NOT_OFFERED", "policy.ordering"),
-    (queue_limit, "NOT_OFFERED", "policy.max_num_waiting"),
+    (for_priority_in_order_of_arrival, "POLICY_CONFLICT", "policy.preemption"),
+    (hold_for_shared_prefix, "NOT_OFFERED", "policy.hold_for_shared_prefix"),
+    (charge_residency, "NOT_OFFERED", "policy.kv_residency_charge"),
 ]
 
 
@@ -179,11 +184,54 @@ def test_a_message_above_the_limit_is_refused_and_the_service_goes_on() -> None:
         assert len(stub.Plan(plan_request(), timeout=10).plans) == 1
 
 
-def test_placement_is_not_offered_yet(channel: grpc.Channel) -> None:
+def place_request() -> scheduler_pb2.PlaceRequest:
+    request = scheduler_pb2.PlaceRequest(state=plan_request().state)
+    request.requests.id.append(9)
+    request.requests.status.append(state_pb2.REQUEST_STATUS_WAITING)
+    request.requests.num_prompt_tokens.append(16)
+    return request
+
+
+def unknown_placement(request: scheduler_pb2.PlaceRequest) -> None:
+    request.placement = 99  # type: ignore[assignment]
+
+
+def too_few_cached_tokens(request: scheduler_pb2.PlaceRequest) -> None:
+    request.num_cached_tokens.extend([0, 0])
+
+
+def negative_cached_tokens(request: scheduler_pb2.PlaceRequest) -> None:
+    request.num_cached_tokens.append(-1)
+
+
+def placed_already(request: scheduler_pb2.PlaceRequest) -> None:
+    request.requests.status[0] = state_pb2.REQUEST_STATUS_RUNNING
+
+
+def foreign_tenant(request: scheduler_pb2.PlaceRequest) -> None:
+    request.requests.tenant.append(7)
+
+
+@pytest.mark.parametrize(
+    ("break_request", "reason", "field"),
+    [
+        (unknown_placement, "UNKNOWN_VALUE", "placement"),
+        (too_few_cached_tokens, "COLUMN_LENGTH", "num_cached_tokens"),
+        (negative_cached_tokens, "OUT_OF_RANGE", "num_cached_tokens[0]"),
+        (placed_already, "INCONSISTENT", "requests.status[0]"),
+        (foreign_tenant, "OUT_OF_RANGE", "requests.tenant[0]"),
+    ],
+)
+def test_a_bad_request_to_place_is_refused_with_its_reason(
+    channel: grpc.Channel, break_request: Callable[[scheduler_pb2.PlaceRequest], None], reason: str, field: str
+) -> None:
+    request = place_request()
+    break_request(request)
     with pytest.raises(grpc.RpcError) as caught:
-        scheduler_pb2_grpc.SchedulerServiceStub(channel).Place(scheduler_pb2.PlaceRequest(), timeout=10)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert details(caught.value)[0].reason == "NOT_OFFERED"
+        scheduler_pb2_grpc.SchedulerServiceStub(channel).Place(request, timeout=10)
+    info, fields = details(caught.value)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (info.reason, fields) == (reason, [field])
 
 
 def break_count(request: scheduler_pb2.VerifyRequest) -> None:

@@ -70,6 +70,17 @@ def test_explain_gives_every_request_its_reason(stub: scheduler_pb2_grpc.Schedul
     assert plan.shortfall == plan_pb2.Shortfall(id=2, reason=plan_pb2.REASON_WAITING_FOR_SEQS, needed=1, available=0)
 
 
+def test_requests_are_placed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
+    request = scheduler_pb2.PlaceRequest(state=plan_request().state)
+    request.requests.id.extend([8, 9])
+    request.requests.status.extend([state_pb2.REQUEST_STATUS_WAITING] * 2)
+    request.requests.num_prompt_tokens.extend([16, 200])
+    placed, refused = stub.Place(request, timeout=10).assignments
+    assert (placed.id, placed.executor_id, placed.reason) == (8, "executor-0", plan_pb2.REASON_UNSPECIFIED)
+    assert (refused.id, refused.executor_id) == (9, "")
+    assert refused.reason == plan_pb2.REASON_REJECTED_EXCEEDS_MODEL_LEN
+
+
 def test_a_policy_in_the_request_is_obeyed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     request = plan_request()
     request.policy.chunk_size_tokens = 5

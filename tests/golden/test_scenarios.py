@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.scenarios import parse, render
 
 SCENARIOS = sorted((Path(__file__).parent / "scheduler").glob("*.txt"))

@@ -1,7 +1,9 @@
 """An executor of integers only: it keeps books, asks for plans and obeys them, and computes nothing.
 
 It plays a scenario to the end in milliseconds, checks every plan with the verifier, and keeps the history that tests
-ask about. A request ends when it has all its tokens; its last token is stored nowhere, as in the real executor.
+ask about. A request ends when it has all its tokens; its last token is stored nowhere, as in the real executor. An
+iteration takes `ITERATION_US`. It counts what a stateless scheduler needs counted: the service of each tenant (a tenant
+that was idle starts no lower than the least of the others), and how often a request was overtaken.
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ from dataclasses import dataclass, field
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorLimits, ExecutorState, RequestStatus
+from scheduler_service.core.state import ExecutorLimits, ExecutorState, LatencyModel, RequestStatus, Tenant
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
-from support.states import cluster_of, requests_of
+from support.states import NOW_US, cluster_of, requests_of
+
+ITERATION_US = 10_000
 
 
 @dataclass
 class Request:
-    """A request in the books."""
+    """A request in the books. `arrival`: Unix time in microseconds."""
 
     id: int
     arrival: int
@@ -31,6 +35,11 @@ class Request:
     num_blocks: int = 0
     num_preemptions: int = 0
     last_run_iteration: int = 0
+    priority: int = 0
+    tenant: int = 0
+    expected_output_tokens: int = 0
+    deadline_us: int = 0
+    times_overtaken: int = 0
 
     @property
     def row(self) -> dict[str, int]:
@@ -44,15 +53,30 @@ class ArithmeticExecutor:
 
     limits: ExecutorLimits
     policy: Policy = field(default_factory=Policy)
+    latency: LatencyModel | None = None
+    weights: tuple[float, ...] = (1.0,)
     requests: dict[int, Request] = field(default_factory=dict)
     finished: dict[int, Request] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     num_evictions: dict[int, int] = field(default_factory=dict)
     history: list[ExecutorPlan] = field(default_factory=list)
+    services: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.services = self.services or [0.0] * len(self.weights)
+
+    @property
+    def now_us(self) -> int:
+        return NOW_US + len(self.history) * ITERATION_US
 
     def submit(self, id: int, prompt: int, new: int, **state: int | RequestStatus) -> Request:
         """Accept a request; it arrives at the iteration that comes next. `state`: what it has behind it already."""
-        self.requests[id] = request = Request(id, len(self.history), prompt, new, **state)  # type: ignore[arg-type]
+        request = Request(id, self.now_us, prompt, new, **state)  # type: ignore[arg-type]
+        active = {other.tenant for other in self.requests.values()}
+        if active and request.tenant not in active:
+            least = min(self.services[tenant] / self.weights[tenant] for tenant in active)
+            self.services[request.tenant] = max(self.services[request.tenant], least * self.weights[request.tenant])
+        self.requests[id] = request
         return request
 
     def submit_decoding(self, id: int, prompt: int, new: int, num_stored: int) -> Request:
@@ -81,10 +105,16 @@ class ArithmeticExecutor:
         return ExecutorState(
             executor_id="executor-0",
             iteration=len(self.history) + 1,
+            now_us=self.now_us,
             limits=self.limits,
             num_free_blocks=self.num_free_blocks,
             num_free_swap_blocks=self.num_free_swap_blocks,
+            latency=self.latency,
             requests=requests_of(*(request.row for request in self.requests.values())),
+            tenants=tuple(
+                Tenant(name=f"tenant-{tenant}", weight=weight, service=self.services[tenant])
+                for tenant, weight in enumerate(self.weights)
+            ),
         )
 
     def step(self) -> ExecutorPlan:
@@ -94,6 +124,7 @@ class ArithmeticExecutor:
         plan = plan_executor(state, self.policy)
         violations = verify(state, plan, self.policy)
         assert not violations, violations
+        self._count_overtaken(plan)
         self.history.append(plan)
         self._apply(plan)
         return plan
@@ -111,6 +142,14 @@ class ArithmeticExecutor:
             dict(zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True)).get(id, 0)
             for plan in self.history
         ]
+
+    def _count_overtaken(self, plan: ExecutorPlan) -> None:
+        """One that stays in the queue was overtaken by each that was admitted and arrived after it."""
+        admitted = plan.admit.id.tolist()
+        for request in self.requests.values():
+            if request.status is RequestStatus.WAITING and request.id not in admitted:
+                later = [id for id in admitted if (self.requests[id].arrival, id) > (request.arrival, request.id)]
+                request.times_overtaken += len(later)
 
     def _held(self, *statuses: RequestStatus) -> int:
         return sum(request.num_blocks for request in self.requests.values() if request.status in statuses)
@@ -138,6 +177,7 @@ class ArithmeticExecutor:
             request.num_computed_tokens = request.num_blocks = 0
 
     def _run(self, request: Request, num_tokens: int) -> None:
+        self.services[request.tenant] += num_tokens
         request.num_computed_tokens += num_tokens
         request.num_blocks = max(-(-request.num_computed_tokens // self.limits.block_size), request.num_blocks)
         request.last_run_iteration = len(self.history)

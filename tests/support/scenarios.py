@@ -12,8 +12,10 @@
     evict      2 RECOMPUTE (EVICTED_OUT_OF_BLOCKS)
 
 `executor` takes sizes (block_size 16, 8 places, a budget of 64 tokens and a model length of 256 unless said), `policy`
-takes settings of policy.proto, the table has the columns that matter, by the names in `COLUMNS`. Commands: `plan`,
-`explain`, and `run`, which plays the state to its end on the arithmetic executor and prints a line an iteration.
+takes settings of policy.proto, `latency` figures of a latency model, `tenant` the weight and service of one, from 0;
+the table has the columns that matter, by the names in `COLUMNS`; arrival and deadline are milliseconds, now being 1000.
+Commands: `plan`, `explain`, and `run`, which plays the state to its end on the arithmetic executor, 10 ms an iteration,
+and prints a line an iteration.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorState, RequestStatus
+from scheduler_service.core.state import ExecutorState, LatencyModel, RequestStatus, Tenant
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
 from support.arithmetic_executor import ArithmeticExecutor
@@ -46,6 +48,11 @@ COLUMNS = {
     "shared": "num_shared_blocks",
     "preemptions": "num_preemptions",
     "last_run": "last_run_iteration",
+    "priority": "priority",
+    "tenant": "tenant",
+    "expected": "expected_output_tokens",
+    "deadline": "deadline_us",
+    "overtaken": "times_overtaken",
 }
 
 
@@ -64,6 +71,8 @@ def parse(text: str) -> Scenario:
     preamble, *rest = text.split("\n> ")
     sizes: dict[str, Any] = {"max_model_len": 256}
     settings: dict[str, Any] = {}
+    latency: dict[str, float] = {}
+    tenants: list[Tenant] = []
     names: list[str] = []
     rows: list[dict[str, int]] = []
     for line in preamble.splitlines():
@@ -74,11 +83,17 @@ def parse(text: str) -> Scenario:
             sizes |= {name: int(value) for name, value in _settings(words[1:])}
         elif words[0] == "policy":
             settings |= {name: _setting(name, value) for name, value in _settings(words[1:])}
+        elif words[0] == "latency":
+            latency |= {name: float(value) for name, value in _settings(words[1:])}
+        elif words[0] == "tenant":
+            figures = {name: float(value) for name, value in _settings(words[1:])}
+            tenants.append(Tenant(name=f"tenant-{len(tenants)}", **figures))
         elif not names:
             names = words
         else:
             rows.append(_row(dict(zip(names, words, strict=True))))
-    state = executor_of(*rows, **sizes)
+    model = LatencyModel(**latency) if latency else None
+    state = executor_of(*rows, **sizes, latency=model, tenants=tuple(tenants))
     commands = tuple(command.splitlines()[0] for command in rest)
     return Scenario(preamble=preamble, state=state, policy=Policy(**settings), commands=commands)
 
@@ -93,12 +108,15 @@ def _setting(name: str, value: str) -> Any:
     if name in POLICY_ENUMS:
         return POLICY_ENUMS[name][value]
     kind = {field.name: field.type for field in fields(Policy)}[name]
+    if kind == "bool":
+        return value == "true"
     return float(value) if kind == "float" else int(value)
 
 
 def _row(words: dict[str, str]) -> dict[str, int]:
     status = RequestStatus[words.pop("status")]
-    return {"status": status, **{COLUMNS[name]: int(word) for name, word in words.items()}}
+    scale = {"arrival": 1000, "deadline": 1000}
+    return {"status": status, **{COLUMNS[name]: int(word) * scale.get(name, 1) for name, word in words.items()}}
 
 
 def render(scenario: Scenario) -> str:
@@ -144,7 +162,7 @@ def _lists(plan: ExecutorPlan) -> Iterator[str]:
 
 
 def _explain(scenario: Scenario) -> Iterator[str]:
-    explained = explain_executor(scenario.state, plan_executor(scenario.state, scenario.policy))
+    explained = explain_executor(scenario.state, plan_executor(scenario.state, scenario.policy), scenario.policy)
     for id, reason, needed, available, behind in zip(
         *(getattr(explained, name).tolist() for name in explained.__slots__), strict=True
     ):
@@ -153,8 +171,16 @@ def _explain(scenario: Scenario) -> Iterator[str]:
 
 
 def _run(scenario: Scenario) -> Iterator[str]:
-    executor = ArithmeticExecutor(limits=scenario.state.limits, policy=scenario.policy)
-    _load(executor, scenario.state)
+    state = scenario.state
+    tenants = state.tenants or (Tenant(name=""),)
+    executor = ArithmeticExecutor(
+        limits=state.limits,
+        policy=scenario.policy,
+        latency=state.latency,
+        weights=tuple(tenant.weight for tenant in tenants),
+        services=[tenant.service for tenant in tenants],
+    )
+    _load(executor, state)
     lines: list[str] = []
     while executor.requests:
         plan = executor.step()
@@ -176,6 +202,9 @@ def _numbered(lines: list[str]) -> Iterator[str]:
         number = last + 1
 
 
+_KEPT = ("num_preemptions", "priority", "tenant", "expected_output_tokens", "deadline_us", "times_overtaken")
+
+
 def _load(executor: ArithmeticExecutor, state: ExecutorState) -> None:
     table = state.requests
     for row in range(len(table)):
@@ -187,7 +216,7 @@ def _load(executor: ArithmeticExecutor, state: ExecutorState) -> None:
             num_output_tokens=int(table.num_output_tokens[row]),
             num_computed_tokens=int(table.num_computed_tokens[row]),
             num_blocks=int(table.num_blocks[row]),
-            num_preemptions=int(table.num_preemptions[row]),
+            **{name: int(getattr(table, name)[row]) for name in _KEPT},
         )
         request.arrival = int(table.arrival_time_us[row])
 

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from scheduler_service.core.policy import Eviction, Policy
+from scheduler_service.core.policy import (
+    Admission,
+    BatchComposition,
+    Eviction,
+    HeadOfLine,
+    Ordering,
+    Policy,
+    Preemption,
+    PrefillSharing,
+    Victim,
+)
 from scheduler_service.core.state import (
     COLUMN_NAMES,
     ClusterState,
@@ -17,11 +27,14 @@ from scheduler_service.core.state import (
     LatencyModel,
     Requests,
     RequestStatus,
+    Tenant,
 )
 
 Row = Mapping[str, int]
 
 NOW_US = 1_000_000
+TENANTS = (Tenant(name="a", service=40.0), Tenant(name="b", weight=2.0, service=60.0), Tenant(name="c"))
+EVEN_TENANTS = (Tenant(name="a"), Tenant(name="b"), Tenant(name="c", weight=0.5))
 LATENCY = LatencyModel(pass_us=1000, prefill_token_us=10, decode_request_us=20, kv_token_us=0.1, swap_block_us=30)
 
 
@@ -72,6 +85,7 @@ def executor_of(*rows: Row, **settings: Any) -> ExecutorState:
         "num_blocks": 64,
         "num_swap_blocks": 0,
         "max_model_len": 1024,
+        "max_num_waiting": None,
     }
     limits |= {name: settings.pop(name) for name in list(settings) if name in limits}
     requests = requests_of(*rows)
@@ -81,6 +95,7 @@ def executor_of(*rows: Row, **settings: Any) -> ExecutorState:
     fields: dict[str, Any] = {
         "executor_id": "executor-0",
         "iteration": 10,
+        "now_us": NOW_US,
         "num_free_blocks": limits["num_blocks"] - held,
         "num_free_swap_blocks": limits["num_swap_blocks"] - in_swap,
     }
@@ -88,8 +103,8 @@ def executor_of(*rows: Row, **settings: Any) -> ExecutorState:
 
 
 def cluster_of(*executors: ExecutorState) -> ClusterState:
-    """A cluster without tenants."""
-    return ClusterState(now_us=NOW_US, executors=executors)
+    """A cluster of these executors, with the tenants of the first."""
+    return ClusterState(now_us=NOW_US, executors=executors, tenants=executors[0].tenants if executors else ())
 
 
 def permuted(executor: ExecutorState, order: np.ndarray) -> Requests:
@@ -97,14 +112,35 @@ def permuted(executor: ExecutorState, order: np.ndarray) -> Requests:
     return executor.requests.take(np.asarray(order, dtype=np.int64))
 
 
-def policies() -> st.SearchStrategy[Policy]:
-    """Policies that are offered."""
-    return st.builds(
-        Policy,
-        eviction=st.sampled_from(Eviction),
-        chunk_size_tokens=st.sampled_from([1, 3, 16, 512]),
-        watermark=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
-        max_num_partial_prefills=st.sampled_from([None, 1, 2]),
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Policies that are offered, each setting combined with any other that it does not exclude."""
+    ordering, admission = draw(st.sampled_from(Ordering)), draw(st.sampled_from(Admission))
+    excluded = set()
+    if admission is not Admission.RESERVE:
+        excluded.add(Preemption.NEVER)
+    if ordering is not Ordering.PRIORITY:
+        excluded.add(Preemption.FOR_PRIORITY)
+    limits = st.sampled_from([None, None, 0, 1, 3])
+    return Policy(
+        ordering=ordering,
+        aging_seconds=draw(st.sampled_from([1e-6, 2e-6, 10.0])),
+        admission=admission,
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.3, 1.0])),
+        preemption=draw(st.sampled_from([choice for choice in Preemption if choice not in excluded])),
+        victim=draw(st.sampled_from(Victim)),
+        max_preemptions=draw(st.sampled_from([None, 0, 1])),
+        eviction=draw(st.sampled_from(Eviction)),
+        chunk_size_tokens=draw(st.sampled_from([1, 3, 16, 512])),
+        max_num_partial_prefills=draw(st.sampled_from([None, 1, 2])),
+        prefill_sharing=draw(st.sampled_from(PrefillSharing)),
+        target_inter_token_latency_us=draw(st.sampled_from([None, 1, 1100])),
+        batch_composition=draw(st.sampled_from(BatchComposition)),
+        head_of_line=draw(st.sampled_from(HeadOfLine)),
+        max_times_overtaken=draw(st.sampled_from([0, 1, 2, 16])),
+        max_num_waiting=draw(limits),
+        max_num_waiting_per_tenant=draw(limits),
+        reject_missed_deadlines=draw(st.booleans()),
     )
 
 
@@ -122,15 +158,20 @@ def request_rows(draw: st.DrawFn, id: int, block_size: int) -> dict[str, int]:
         "id": id,
         "status": status,
         "arrival_time_us": draw(st.integers(0, 4)),
+        "priority": draw(st.sampled_from([0, 0, 1, -2])),
+        "tenant": draw(st.integers(0, len(TENANTS) - 1)),
+        "deadline_us": draw(st.sampled_from([0, 0, NOW_US - 1, NOW_US + 3000])),
         "num_prompt_tokens": num_prompt,
         "num_output_tokens": num_output,
         "num_computed_tokens": num_computed,
         "max_output_tokens": draw(st.sampled_from([0, 1, 8, 40])),
+        "expected_output_tokens": draw(st.sampled_from([0, 0, 5, 30])),
         "num_draft_tokens": draw(st.sampled_from([0, 0, 0, 1, 5])),
         "num_blocks": num_blocks,
         "num_shared_blocks": draw(st.sampled_from([0, 0, num_blocks, num_blocks // 2])),
         "num_preemptions": draw(st.sampled_from([0, 0, 1, 3])),
         "last_run_iteration": draw(st.integers(0, 9)),
+        "times_overtaken": draw(st.sampled_from([0, 0, 1, 15])),
     }
 
 
@@ -156,5 +197,6 @@ def executors(draw: st.DrawFn) -> ExecutorState:
         num_swap_blocks=in_swap + free_swap,
         max_model_len=draw(st.sampled_from([20, 64, 1024])),
         latency=draw(st.sampled_from([None, LATENCY])),
+        tenants=draw(st.sampled_from([TENANTS, EVEN_TENANTS])),
         draining=draw(st.sampled_from([False, False, False, True])),
     )

@@ -14,11 +14,14 @@ from importlib.metadata import version
 import click
 
 from metronome_cli.commands.chat import chat
+from metronome_cli.commands.explain import explain
 from metronome_cli.commands.generate import generate
 from metronome_cli.commands.plan import plan
+from metronome_cli.commands.replay import replay
 from metronome_cli.commands.run import run
 from metronome_cli.commands.stack import down, status, up
 from metronome_cli.commands.state import state
+from metronome_cli.commands.verify import verify
 from metronome_cli.errors import CommandError
 
 EXIT_FAILED = 1
@@ -31,7 +34,7 @@ def metronome() -> None:
     """Schedule LLM inference one iteration at a time: generate, look into an executor's books, ask for plans."""
 
 
-for command in (run, up, down, status, generate, chat, state, plan):
+for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay):
     metronome.add_command(command)
 
 

@@ -89,10 +89,15 @@ def plan_view(plan: plan_pb2.ExecutorPlan) -> RenderableType:
     for line in (*decisions(plan), *explanations(plan)):
         action = Text(line.action, style=_STYLES[line.action])
         table.add_row(action, str(line.request), line.detail, line.why)
+    return Group(title, *([table] if table.row_count else []), facts_view(plan))
+
+
+def facts_view(plan: plan_pb2.ExecutorPlan) -> RenderableType:
+    """Draw what concerns the plan as a whole."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_row("pass", composition_in_words(plan))
     if plan.HasField("shortfall"):
         facts.add_row("shortfall", shortfall_in_words(plan.shortfall))
     facts.add_row("digest", f"{plan.digest & (2**64 - 1):016x}")
-    return Group(title, *([table] if table.row_count else []), facts)
+    return facts

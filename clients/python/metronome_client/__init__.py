@@ -15,6 +15,7 @@ from metronome_client.aio import AsyncInferenceClient
 from metronome_client.errors import MetronomeError
 from metronome_client.events import Delta, Event, Finished, FinishReason, Started, Usage
 from metronome_client.inference import InferenceClient
+from metronome_client.recording import RecordingError, TruncatedRecordingError, read_recording
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt
 from metronome_client.scheduler import SchedulerClient
 
@@ -29,7 +30,10 @@ __all__ = [
     "InferenceClient",
     "MetronomeError",
     "Prompt",
+    "RecordingError",
     "SchedulerClient",
     "Started",
+    "TruncatedRecordingError",
     "Usage",
+    "read_recording",
 ]

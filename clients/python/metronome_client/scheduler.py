@@ -36,6 +36,12 @@ class SchedulerClient:
         with raising_metronome_errors():
             return self._scheduler.Plan(request, timeout=DEFAULT_TIMEOUT_S)
 
+    def verify(self, request: scheduler_pb2.VerifyRequest) -> tuple[scheduler_pb2.Violation, ...]:
+        """Ask which invariants a plan breaks; none: it keeps them all."""
+        with raising_metronome_errors():
+            response = self._scheduler.Verify(request, timeout=DEFAULT_TIMEOUT_S)
+        return tuple(response.violations)
+
     def list_profiles(self) -> tuple[scheduler_pb2.Profile, ...]:
         """List the named policies of the scheduler."""
         with raising_metronome_errors():

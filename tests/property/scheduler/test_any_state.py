@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.states import cluster_of, policies
 
 from scheduler_service.core.errors import StateError
 from scheduler_service.core.explain import explain_executor
@@ -13,6 +12,7 @@ from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import COLUMN_NAMES, ExecutorLimits, ExecutorState, LatencyModel, Requests
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
+from support.states import NOW_US, cluster_of, policies
 
 WIDE_COLUMNS = ("id", "arrival_time_us", "deadline_us", "last_run_iteration")
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -35,10 +35,12 @@ def any_executors(draw: st.DrawFn) -> ExecutorState:
         columns[name] = [draw(column) for _ in range(num_requests)]
     size = st.one_of(st.integers(1, 50), st.sampled_from([1, MOST]))
     float_figure = st.one_of(st.floats(0, 1e6), st.just(1e308), st.floats())
-    latency = st.builds(LatencyModel, pass_us=float_figure, prefill_token_us=float_figure, swap_block_us=float_figure)
+    names = ("pass_us", "prefill_token_us", "decode_request_us", "kv_token_us", "swap_block_us")
+    latency = st.builds(LatencyModel, **dict.fromkeys(names, float_figure))
     return ExecutorState(
         executor_id="executor-0",
         iteration=1,
+        now_us=NOW_US,
         limits=ExecutorLimits(
             max_num_batched_tokens=draw(size),
             max_num_seqs=draw(size),
@@ -73,4 +75,4 @@ def test_any_state_is_planned_or_refused(executor: ExecutorState, policy: Policy
         return
     plan = plan_executor(executor, policy)
     assert verify(executor, plan, policy) == ()
-    assert len(explain_executor(executor, plan).id) == len(executor.requests)
+    assert len(explain_executor(executor, plan, policy).id) == len(executor.requests)

@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.states import cluster_of, executors, permuted, policies
 
 from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.explain import explain_executor
@@ -17,6 +16,7 @@ from scheduler_service.core.policy import Policy, check_offered, check_policy
 from scheduler_service.core.state import ExecutorState, RequestStatus
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
+from support.states import cluster_of, executors, permuted, policies
 
 seeded = settings(max_examples=400, deadline=None, derandomize=True)
 
@@ -51,7 +51,7 @@ def test_the_order_of_the_rows_does_not_matter(executor: ExecutorState, policy: 
 @given(executors(), policies())
 def test_every_request_has_its_reason(executor: ExecutorState, policy: Policy) -> None:
     plan = plan_executor(executor, policy)
-    explanations = explain_executor(executor, plan)
+    explanations = explain_executor(executor, plan, policy)
     assert explanations.id.tolist() == sorted(executor.requests.id.tolist())
     ids_waiting = {*explanations.id.tolist()} - {*plan.scheduled.id.tolist(), *plan.evict.id.tolist()}
     for id, reason in zip(explanations.id.tolist(), explanations.reason.tolist(), strict=True):

@@ -69,6 +69,9 @@ def test_every_setting_can_come_from_the_environment() -> None:
         MAX_NUM_WAITING="0",
         PROFILE="p",
         PLAN_TIMEOUT_MS="250",
+        RECORD_DIR="r",
+        RECORD_MAX_BYTES="1MiB",
+        RECORD_MAX_FILES="2",
         LOG_LEVEL="debug",
     )
     assert config == Config(
@@ -93,6 +96,9 @@ def test_every_setting_can_come_from_the_environment() -> None:
         plan_timeout_s=0.25,
         overlap=Overlap.ON,
         log_format=LogFormat.CONSOLE,
+        record_dir=Path("r"),
+        record_max_bytes=2**20,
+        record_max_files=2,
         log_level="debug",
     )
 

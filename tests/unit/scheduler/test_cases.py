@@ -9,13 +9,13 @@ import itertools
 from typing import Any
 
 import pytest
-from support.arithmetic_executor import ArithmeticExecutor
-from support.states import executor_of, running, swapped, waiting
 
 from scheduler_service.core.executor_plan import EvictMode, Reason
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Eviction, Policy
 from scheduler_service.core.state import ExecutorLimits, RequestStatus
+from support.arithmetic_executor import ArithmeticExecutor
+from support.states import executor_of, running, swapped, waiting
 
 RECOMPUTE = Policy(eviction=Eviction.RECOMPUTE)
 SWAP = Policy(eviction=Eviction.SWAP)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from enum import IntEnum
 
 import pytest
 
@@ -26,26 +28,7 @@ def test_the_default_policy_is_offered() -> None:
     check_offered(Policy(), "policy")
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        *(("ordering", value) for value in Ordering if value is not Ordering.FIFO),
-        ("admission", Admission.RESERVE),
-        ("admission", Admission.PREDICTIVE),
-        ("preemption", Preemption.FOR_PRIORITY),
-        ("victim", Victim.CHEAPEST),
-        ("max_preemptions", 0),
-        ("prefill_sharing", PrefillSharing.EQUAL),
-        ("target_inter_token_latency_us", 50_000),
-        *(("batch_composition", value) for value in BatchComposition if value is not BatchComposition.MIXED),
-        ("head_of_line", HeadOfLine.SKIP),
-        ("head_of_line", HeadOfLine.BACKFILL),
-        ("hold_for_shared_prefix", True),
-        ("max_num_waiting", 10),
-        ("max_num_waiting_per_tenant", 10),
-        ("reject_missed_deadlines", True),
-    ],
-)
+@pytest.mark.parametrize(("setting", "value"), [("hold_for_shared_prefix", True), ("kv_residency_charge", 0.5)])
 def test_what_is_not_built_yet_is_said_to_be(setting: str, value: object) -> None:
     policy = Policy(**{setting: value})
     check_policy(policy, "policy")
@@ -78,3 +61,17 @@ def test_never_evicting_needs_a_reserve() -> None:
     with pytest.raises(PolicyConflictError):
         check_policy(Policy(preemption=Preemption.NEVER), "policy")
     check_policy(Policy(preemption=Preemption.NEVER, admission=Admission.RESERVE), "policy")
+
+
+def test_evicting_for_priority_needs_an_order_by_priority() -> None:
+    with pytest.raises(PolicyConflictError):
+        check_policy(Policy(preemption=Preemption.FOR_PRIORITY), "policy")
+    check_policy(Policy(preemption=Preemption.FOR_PRIORITY, ordering=Ordering.PRIORITY), "policy")
+
+
+@pytest.mark.parametrize("choices", [Admission, BatchComposition, HeadOfLine, Ordering, PrefillSharing, Victim])
+def test_every_choice_is_offered(choices: type[IntEnum]) -> None:
+    (setting,) = [field.name for field in fields(Policy) if isinstance(getattr(Policy(), field.name), choices)]
+    for choice in choices:
+        check_policy(Policy(**{setting: choice}), "policy")
+        check_offered(Policy(**{setting: choice}), "policy")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.arithmetic_executor import ArithmeticExecutor
-from support.states import LATENCY, executor_of, loading, preempted, running, swapped, waiting
 
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Eviction, Policy
 from scheduler_service.core.state import ExecutorLimits
+from support.arithmetic_executor import ArithmeticExecutor
+from support.states import LATENCY, executor_of, loading, preempted, running, swapped, waiting
 
 FIFO = Policy()
 
@@ -216,7 +216,7 @@ def test_the_pass_is_predicted_by_the_latency_model() -> None:
 def test_every_waiting_request_is_told_whom_it_waits_behind() -> None:
     rows = [running(5), loading(4), waiting(1, num_prompt_tokens=900), waiting(2), waiting(3)]
     state = executor_of(*rows, max_model_len=512, max_num_seqs=3, max_num_batched_tokens=9)
-    explained = explain_executor(state, plan_executor(state, FIFO))
+    explained = explain_executor(state, plan_executor(state, FIFO), FIFO)
     assert explained.id.tolist() == [1, 2, 3, 4, 5]
     assert [Reason(reason) for reason in explained.reason] == [
         Reason.REJECTED_EXCEEDS_MODEL_LEN,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.states import NOW_US, cluster_of, executor_of, loading, running, swapped, waiting
 
 from scheduler_service.core.errors import ErrorReason, StateError
 from scheduler_service.core.state import ClusterState, LatencyModel, RequestStatus, Tenant
 from scheduler_service.core.validate import validate
+from support.states import NOW_US, cluster_of, executor_of, loading, running, swapped, waiting
 
 MISSING, RANGE = ErrorReason.MISSING_FIELD, ErrorReason.OUT_OF_RANGE
 TWICE, INCONSISTENT, UNKNOWN = ErrorReason.DUPLICATE, ErrorReason.INCONSISTENT, ErrorReason.UNKNOWN_VALUE

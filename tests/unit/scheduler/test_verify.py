@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.states import executor_of, loading, preempted, running, swapped, waiting
 
 from scheduler_service.core.executor_plan import (
     Evictions,
@@ -19,9 +18,10 @@ from scheduler_service.core.executor_plan import (
     Transitions,
 )
 from scheduler_service.core.plan import plan_executor
-from scheduler_service.core.policy import Admission, Policy, Preemption
+from scheduler_service.core.policy import Admission, BatchComposition, HeadOfLine, Ordering, Policy, Preemption
 from scheduler_service.core.state import ExecutorState
 from scheduler_service.core.verify import Invariant, verify
+from support.states import TENANTS, executor_of, loading, preempted, running, swapped, waiting
 
 FIFO = Policy()
 
@@ -122,3 +122,129 @@ def test_under_never_any_eviction_is_reported() -> None:
 
 def test_a_plan_without_a_digest_is_no_violation() -> None:
     assert verify(TWO_RUN, replace(plan_executor(TWO_RUN, FIFO), digest=0), FIFO) == ()
+
+
+def policy_of(**settings: Any) -> Policy:
+    return replace(FIFO, watermark=0.0, **settings)
+
+
+PRIORITY = policy_of(ordering=Ordering.PRIORITY)
+FOR_PRIORITY = replace(PRIORITY, preemption=Preemption.FOR_PRIORITY)
+PREFILLS = running(2, num_prompt_tokens=40, num_output_tokens=0, num_computed_tokens=20, num_blocks=2)
+BLOCKED_HEAD = (running(1, num_prompt_tokens=62, max_output_tokens=6), waiting(2, num_prompt_tokens=96))
+SMALL = waiting(3, max_output_tokens=2)
+
+
+def rejecting(id: int, reason: Reason, **fields: Any) -> ExecutorPlan:
+    return replace(plan_of(**fields), reject=Rejections(id=column([id]), reason=column([reason])))
+
+
+@pytest.mark.parametrize(
+    ("state", "plan", "policy", "invariant", "ids"),
+    [
+        (
+            executor_of(waiting(1), waiting(2, priority=1), max_num_seqs=1),
+            plan_of({1: 16}, admit=(1,)),
+            PRIORITY,
+            "NO_STARVATION",
+            (1, 2),
+        ),
+        (
+            executor_of(waiting(1, deadline_us=9), waiting(2, deadline_us=8), max_num_seqs=1),
+            plan_of({1: 16}, admit=(1,)),
+            policy_of(ordering=Ordering.EARLIEST_DEADLINE_FIRST),
+            "NO_STARVATION",
+            (1, 2),
+        ),
+        (
+            executor_of(waiting(1, num_prompt_tokens=40), waiting(2), max_num_seqs=1),
+            plan_of({1: 40}, admit=(1,)),
+            policy_of(ordering=Ordering.SHORTEST_JOB_FIRST),
+            "NO_STARVATION",
+            (1, 2),
+        ),
+        (
+            executor_of(waiting(1), waiting(2, num_prompt_tokens=17), max_num_seqs=1, tenants=TENANTS),
+            plan_of({2: 17}, admit=(2,)),
+            policy_of(ordering=Ordering.FAIR),
+            "NO_STARVATION",
+            (1, 2),
+        ),
+        (
+            executor_of(running(1), waiting(2), max_num_seqs=1),
+            plan_of({2: 16}, admit=(2,), evict={1: RECOMPUTE}),
+            FOR_PRIORITY,
+            "NO_LIVELOCK",
+            (1,),
+        ),
+        (
+            executor_of(running(1), running(2, num_preemptions=2), running(3), num_blocks=5, num_free_blocks=1),
+            plan_of({1: 1, 3: 1}, evict={2: RECOMPUTE}),
+            policy_of(max_preemptions=2),
+            "EVICTION_ALLOWED",
+            (2,),
+        ),
+        (
+            executor_of(*BLOCKED_HEAD, SMALL, num_blocks=8),
+            plan_of({1: 1, 3: 16}, admit=(3,)),
+            policy_of(head_of_line=HeadOfLine.SKIP, max_times_overtaken=0),
+            "NO_STARVATION",
+            (2, 3),
+        ),
+        (
+            executor_of(*BLOCKED_HEAD, waiting(3, max_output_tokens=50), num_blocks=8),
+            plan_of({1: 1, 3: 16}, admit=(3,)),
+            policy_of(head_of_line=HeadOfLine.BACKFILL),
+            "NO_STARVATION",
+            (2, 3),
+        ),
+        (
+            executor_of(running(1), PREFILLS),
+            plan_of({1: 1, 2: 20}),
+            policy_of(batch_composition=BatchComposition.SEPARATE),
+            "DECODE_DELAY",
+            (),
+        ),
+        (
+            executor_of(PREFILLS, waiting(3)),
+            plan_of({2: 20, 3: 16}, admit=(3,)),
+            policy_of(max_num_partial_prefills=1),
+            "BATCH_LIMITS",
+            (),
+        ),
+        (
+            executor_of(waiting(1), waiting(2), max_num_seqs=1),
+            plan_of({1: 16}, admit=(1,)),
+            policy_of(max_num_waiting=0),
+            "PROGRESS",
+            (2,),
+        ),
+        (
+            executor_of(waiting(1), waiting(2), max_num_seqs=1),
+            rejecting(2, Reason.REJECTED_QUEUE_FULL, scheduled={1: 16}, admit=(1,)),
+            policy_of(max_num_waiting=1),
+            "PROGRESS",
+            (2,),
+        ),
+        (
+            executor_of(running(9), waiting(1), waiting(2), max_num_seqs=1),
+            rejecting(1, Reason.REJECTED_QUEUE_FULL, scheduled={9: 1}),
+            policy_of(max_num_waiting=1),
+            "PROGRESS",
+            (1, 2),
+        ),
+        (
+            executor_of(running(9), waiting(1)),
+            rejecting(1, Reason.REJECTED_DEADLINE, scheduled={9: 1}),
+            policy_of(reject_missed_deadlines=True),
+            "PROGRESS",
+            (1,),
+        ),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_of_its_policy_is_reported(
+    state: ExecutorState, plan: ExecutorPlan, policy: Policy, invariant: str, ids: tuple[int, ...]
+) -> None:
+    found = [(violation.invariant, violation.ids) for violation in verify(state, plan, policy)]
+    assert (Invariant[invariant], ids) in found
+    assert verify(state, plan_executor(state, policy), policy) == ()

@@ -1,0 +1,209 @@
+"""Requests that no executor has yet, onto executors.
+
+One ledger for all: what is placed counts before the next one is. Requests are placed in order of arrival, then id, and
+only onto executors that do not drain, are not excluded, have room in their queue and can hold the request at all; one
+that none can take has the reason of the executor that comes nearest.
+
+- LEAST_LOADED: the least load. The load of an executor is one figure, the work on it over what it can do at a time:
+  expected tokens to compute over its token budget, plus expected blocks over its blocks, plus requests over its places,
+  each in thousandths, so that loads are whole numbers.
+- CACHED_PREFIX: the least load once the request is there, of which a cached prefix saves its part.
+- ROUND_ROBIN: in turn, beginning with the executor of least load; equal loads by id.
+- POWER_OF_TWO_CHOICES: the less loaded of two that are drawn by the seed and the request's id (Mitzenmacher 2001).
+
+Ties go to the executor with the least id. The order of requests and executors in the call does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+
+import numpy as np
+
+from scheduler_service.core.executor_plan import Reason
+from scheduler_service.core.latency import estimated_wait_us
+from scheduler_service.core.memory import blocks_for
+from scheduler_service.core.state import BoolArray, ClusterState, ExecutorState, IntArray, Requests, RequestStatus
+from scheduler_service.core.work import expected_outputs_left, tokens_to_compute
+
+
+class Placement(IntEnum):
+    """How to choose, numbered as in scheduler.proto."""
+
+    ROUND_ROBIN = 1
+    LEAST_LOADED = 2
+    CACHED_PREFIX = 3
+    POWER_OF_TWO_CHOICES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One request onto one executor; `executor_id` empty: none can take it, for that reason."""
+
+    id: int
+    executor_id: str = ""
+    reason: Reason | None = None
+    estimated_wait_us: int = 0
+
+
+def place(
+    cluster: ClusterState,
+    requests: Requests,
+    num_cached_tokens: IntArray,
+    placement: Placement,
+    seed: int,
+    excluded: frozenset[str],
+) -> tuple[Assignment, ...]:
+    """An assignment for each request, in the order of the rows. `num_cached_tokens`: [num_requests, num_executors]."""
+    executors = cluster.executors
+    by_id = sorted(range(len(executors)), key=lambda index: executors[index].executor_id)
+    ledger = _Ledger.of([executors[index] for index in by_id], excluded)
+    fits = _Fits.of(ledger.executors, requests)
+    cached = num_cached_tokens[:, by_id]
+    assignments: list[Assignment] = [Assignment(id=int(id)) for id in requests.id]
+    turn = int(np.argmin(ledger.load)) if len(executors) > 0 else 0
+    for row in np.lexsort((requests.id, requests.arrival_time_us)).tolist():
+        candidates = fits.ever[row] & ledger.open & ledger.has_place
+        if not candidates.any():
+            assignments[row] = Assignment(id=int(requests.id[row]), reason=_why(fits, ledger, row))
+            continue
+        added = fits.load(row, cached[row] if placement is Placement.CACHED_PREFIX else None)
+        chosen = _choose(placement, candidates, ledger.load, added, turn, seed, int(requests.id[row]))
+        turn = (chosen + 1) % len(executors)
+        assignments[row] = Assignment(
+            id=int(requests.id[row]),
+            executor_id=ledger.executors[chosen].executor_id,
+            estimated_wait_us=ledger.wait_us(chosen),
+        )
+        ledger.book(chosen, int(added[chosen]))
+    return tuple(assignments)
+
+
+def _choose(
+    placement: Placement, candidates: BoolArray, load: IntArray, added: IntArray, turn: int, seed: int, request_id: int
+) -> int:
+    """Index of the executor; executors are in ascending order of id, so the first of equal ones is the least."""
+    able = np.flatnonzero(candidates)
+    if placement is Placement.ROUND_ROBIN:
+        return int(able[np.searchsorted(able, turn) % len(able)])
+    if placement is Placement.POWER_OF_TWO_CHOICES and len(able) > 2:
+        able = np.sort(able[_two_of(len(able), seed, request_id)])
+    with_it = load + added if placement is Placement.CACHED_PREFIX else load
+    return int(able[with_it[able].argmin()])
+
+
+def _two_of(count: int, seed: int, request_id: int) -> list[int]:
+    """Two different numbers below `count`, by seed and request: the same on any machine."""
+    drawn = blake2b(f"{seed}:{request_id}".encode(), digest_size=16).digest()
+    first = int.from_bytes(drawn[:8], "little") % count
+    second = int.from_bytes(drawn[8:], "little") % (count - 1)
+    return [first, second + (second >= first)]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ledger:
+    """What is on each executor, and what was placed there. `load`, `num_waiting`: [num_executors], counted on."""
+
+    executors: Sequence[ExecutorState]
+    open: BoolArray
+    load: IntArray
+    num_waiting: IntArray
+    most_waiting: IntArray
+
+    @classmethod
+    def of(cls, executors: Sequence[ExecutorState], excluded: frozenset[str]) -> _Ledger:
+        closed = [executor.draining or executor.executor_id in excluded for executor in executors]
+        waiting = [_num_waiting(executor.requests) for executor in executors]
+        most = [_most_waiting(executor) for executor in executors]
+        return cls(
+            executors=executors,
+            open=~np.array(closed, dtype=np.bool_),
+            load=np.array([int(_load(e.requests, e).sum()) for e in executors], dtype=np.int64),
+            num_waiting=np.array(waiting, dtype=np.int64),
+            most_waiting=np.array(most, dtype=np.int64),
+        )
+
+    @property
+    def has_place(self) -> BoolArray:
+        has_place: BoolArray = self.num_waiting < self.most_waiting
+        return has_place
+
+    def book(self, index: int, load: int) -> None:
+        self.load[index] += load
+        self.num_waiting[index] += 1
+
+    def wait_us(self, index: int) -> int:
+        """Until one that is placed there runs: none where there is a place in the running set."""
+        executor = self.executors[index]
+        if _num_on_device(executor.requests) + int(self.num_waiting[index]) < executor.limits.max_num_seqs:
+            return 0
+        return estimated_wait_us(executor.requests, executor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fits:
+    """The requests as each executor sees them. `ever`: [num_requests, num_executors], which it can hold at all."""
+
+    executors: Sequence[ExecutorState]
+    requests: Requests
+    ever: BoolArray
+    too_long: BoolArray
+
+    @classmethod
+    def of(cls, executors: Sequence[ExecutorState], requests: Requests) -> _Fits:
+        longest = requests.num_prompt_tokens + np.maximum(requests.max_output_tokens, 1)
+        shape = (len(requests), len(executors))
+        in_blocks, in_model = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+        for index, executor in enumerate(executors):
+            limits = executor.limits
+            in_blocks[:, index] = longest - 1 <= limits.num_blocks * limits.block_size
+            in_model[:, index] = longest <= limits.max_model_len
+        return cls(executors=executors, requests=requests, ever=in_blocks & in_model, too_long=~in_model)
+
+    def load(self, row: int, num_cached_tokens: IntArray | None) -> IntArray:
+        """What the request adds to the load of each executor."""
+        request = self.requests.take(np.array([row]))
+        loads = np.array([int(_load(request, executor)[0]) for executor in self.executors], dtype=np.int64)
+        if num_cached_tokens is not None:
+            budgets = np.array([executor.limits.max_num_batched_tokens for executor in self.executors])
+            loads -= 1000 * np.minimum(num_cached_tokens, request.num_prompt_tokens[0] - 1) // budgets
+        return loads
+
+
+def _load(requests: Requests, executor: ExecutorState) -> IntArray:
+    """What each request is to an executor, in thousandths of what that can do at a time."""
+    limits = executor.limits
+    work = tokens_to_compute(requests, limits)
+    num_blocks = blocks_for(requests.num_tokens + expected_outputs_left(requests, limits) - 1, limits.block_size)
+    load: IntArray = 1000 * work // limits.max_num_batched_tokens
+    return load + 1000 * num_blocks // limits.num_blocks + 1000 // limits.max_num_seqs
+
+
+def _num_waiting(requests: Requests) -> int:
+    return int(np.count_nonzero(requests.having(RequestStatus.WAITING) | requests.having(RequestStatus.SWAPPED)))
+
+
+def _most_waiting(executor: ExecutorState) -> int:
+    """How many its queue may hold. Those that find a place in the running set wait for nothing."""
+    limit = executor.limits.max_num_waiting
+    if limit is None:
+        return int(np.iinfo(np.int64).max)
+    return limit + max(executor.limits.max_num_seqs - _num_on_device(executor.requests), 0)
+
+
+def _num_on_device(requests: Requests) -> int:
+    return len(requests) - _num_waiting(requests)
+
+
+def _why(fits: _Fits, ledger: _Ledger, row: int) -> Reason:
+    """Why no executor takes a request: what stands against it on the one that comes nearest."""
+    if (fits.ever[row] & ledger.open).any():
+        return Reason.REJECTED_QUEUE_FULL
+    if fits.ever[row].any():
+        return Reason.WAITING_DRAINING
+    if len(ledger.executors) > 0 and not fits.too_long[row].all():
+        return Reason.REJECTED_EXCEEDS_BLOCKS
+    return Reason.REJECTED_EXCEEDS_MODEL_LEN if len(ledger.executors) > 0 else Reason.WAITING_DRAINING

@@ -1,0 +1,149 @@
+"""Whose turn it is: the invariants of `verify.py` about order, eviction and phases."""
+
+from __future__ import annotations
+
+from scheduler_service.core.facts import Facts, Findings, Invariant, RequestFacts, ceil_div
+from scheduler_service.core.policy import Admission, BatchComposition, HeadOfLine, Ordering, Preemption
+from scheduler_service.core.state import RequestStatus
+
+
+def no_livelock(facts: Facts) -> Findings:
+    """6: the first in order stays, nobody enters when blocks ran out, those that ran before come first."""
+    running = facts.of(RequestStatus.RUNNING)
+    for_priority = facts.policy.preemption is Preemption.FOR_PRIORITY
+    if for_priority and facts.entering:
+        for i in facts.evicted:
+            if not any(_outranks(request, facts.requests[i]) for request in facts.entering.values()):
+                yield Invariant.NO_LIVELOCK, (i,), f"{i} is evicted, and none that enters outranks it"
+    else:
+        if running and running[0].id in facts.evicted:
+            yield Invariant.NO_LIVELOCK, (running[0].id,), f"{running[0].id} is first in order, and is evicted"
+        if facts.evicted and facts.entering:
+            yield Invariant.NO_LIVELOCK, tuple(facts.entering), "requests enter in a pass in which blocks ran out"
+    if facts.policy.head_of_line is HeadOfLine.STRICT:
+        for request in facts.entering.values():
+            held_up = [
+                r.id for r in facts.queue() if r.id not in facts.entering and _comes_back_before(r, request, facts)
+            ]
+            if held_up:
+                yield Invariant.NO_LIVELOCK, tuple(held_up), f"{held_up[0]} ran before and waits, {request.id} enters"
+
+
+def _outranks(request: RequestFacts, other: RequestFacts) -> bool:
+    return request.priority > other.priority and request.rank < other.rank
+
+
+def _comes_back_before(returning: RequestFacts, request: RequestFacts, facts: Facts) -> bool:
+    """Whether one that ran before comes before one that never did. FAIR compares within a tenant only."""
+    alike = facts.policy.ordering is not Ordering.FAIR or returning.tenant == request.tenant
+    return alike and returning.ran_before and not request.ran_before and returning.rank <= request.rank
+
+
+def no_starvation(facts: Facts) -> Findings:
+    """7, as far as one plan shows it: nobody passes the head of the queue who must not."""
+    queue, head_of_line = facts.queue_before(), facts.policy.head_of_line
+    for place, left_out in enumerate(queue):
+        if left_out.id in facts.entering:
+            continue
+        if left_out.id in facts.rejected:
+            # It had its turn before it was turned away, so a reservation was its own.
+            if head_of_line is HeadOfLine.BACKFILL:
+                return
+            continue
+        behind = [r for r in queue[place + 1 :] if r.id in facts.entering and _same_queue(left_out, r, facts)]
+        if head_of_line is HeadOfLine.STRICT and behind:
+            text = f"{behind[0].id} passes {left_out.id}"
+            yield Invariant.NO_STARVATION, (left_out.id, behind[0].id), text
+        if head_of_line is HeadOfLine.SKIP and behind:
+            times = left_out.times_overtaken + len(behind)
+            if times > facts.policy.max_times_overtaken:
+                text = (
+                    f"{left_out.id} is overtaken for the {times}th time, allowed are {facts.policy.max_times_overtaken}"
+                )
+                yield Invariant.NO_STARVATION, (left_out.id, behind[0].id), text
+        if head_of_line is HeadOfLine.BACKFILL:
+            # Under FAIR the order alone does not say whose turn it is, so not who has the reservation.
+            if facts.policy.ordering is not Ordering.FAIR and behind:
+                yield from _delays(left_out, behind, facts)
+            return
+
+
+def _same_queue(request: RequestFacts, other: RequestFacts, facts: Facts) -> bool:
+    """Under FAIR tenants take turns, so only those of one tenant can pass each other."""
+    return facts.policy.ordering is not Ordering.FAIR or request.tenant == other.tenant
+
+
+def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Findings:
+    """Whether those that pass keep the head out once so many of the others have ended that it fits."""
+    passing = {request.id for request in behind}
+    others = facts.stay() + [r for r in facts.entering.values() if r.id not in passing]
+    chunk = facts.policy.chunk_size_tokens
+    ends = sorted((ceil_div(r.lacks, chunk) + r.expected_left - 1, r.id) for r in others)
+    free = facts.blocks_free() - sum(r.blocks_held(facts.limits, facts.policy) for r in others)
+    free -= head.blocks_held(facts.limits, facts.policy)
+    for start in [0, *(end for end, _ in ends)]:
+        ended = [facts.requests[i] for end, i in ends if end <= start]
+        spare = free + sum(_blocks_on_device(r, facts) for r in ended)
+        num_seqs = len(others) - len(ended)
+        if spare < facts.kept_free(head, num_seqs) or num_seqs >= facts.limits.max_num_seqs:
+            continue
+        late = [r for r in behind if ceil_div(r.lacks, chunk) + r.most_left - 1 > start]
+        spare -= sum(r.blocks_for_life(r.most_left, facts.limits) for r in late)
+        num_seqs += len(late)
+        if late and (spare < facts.kept_free(head, num_seqs) or num_seqs >= facts.limits.max_num_seqs):
+            text = f"{late[0].id} passes {head.id}, which could start in {start} passes, and is still there"
+            yield Invariant.NO_STARVATION, (head.id, late[0].id), text
+        return
+
+
+def _blocks_on_device(request: RequestFacts, facts: Facts) -> int:
+    """What it holds alone when the plan is carried out, with what is held for it."""
+    held = request.blocks_held(facts.limits, facts.policy)
+    return held if request.id in facts.entering else request.num_blocks - request.num_shared + held
+
+
+def eviction_allowed(facts: Facts) -> Findings:
+    """9: under NEVER nobody is evicted; under WHEN_FULL only if not all that run could run on, the protected last."""
+    if not facts.evicted:
+        return
+    block_size, free = facts.limits.block_size, facts.state.num_free_blocks
+    running = facts.of(RequestStatus.RUNNING)
+    if facts.policy.preemption is Preemption.NEVER:
+        yield Invariant.EVICTION_ALLOWED, tuple(facts.evicted), "the policy never evicts"
+    if facts.policy.preemption is Preemption.WHEN_FULL or not facts.entering:
+        wanted = sum(request.new_blocks(request.most_tokens(facts.policy), block_size) for request in running)
+        reserved = sum(request.blocks_held(facts.limits, facts.policy) for request in running)
+        if wanted <= free or (facts.policy.admission is Admission.RESERVE and reserved <= free):
+            text = f"all that run need {wanted} blocks and {free} are free, so blocks did not run out"
+            yield Invariant.EVICTION_ALLOWED, tuple(facts.evicted), text
+    cap = facts.policy.max_preemptions
+    if cap is not None and not facts.entering:
+        spared = [r.id for r in running[1:] if r.id not in facts.evicted and r.num_preemptions < cap]
+        protected = [i for i in facts.evicted if facts.requests[i].num_preemptions >= cap]
+        if spared and protected:
+            text = f"{protected[0]} was evicted {cap} times or more and is again, {spared[0]} stays"
+            yield Invariant.EVICTION_ALLOWED, tuple(protected), text
+
+
+_ONE_PHASE = (BatchComposition.DECODE_FIRST, BatchComposition.SEPARATE)
+_PREFILLS_LEAD = (BatchComposition.PREFILL_FIRST, BatchComposition.SEPARATE)
+
+
+def decode_delay(facts: Facts) -> Findings:
+    """10: a pass holds the phases that it may, and no decode that has its block waits for one that ran after it, nor
+    for a prefill where decodes lead.
+    """
+    prefills = [i for i in facts.scheduled if not facts.requests[i].in_decode]
+    if prefills and len(prefills) < len(facts.scheduled) and facts.policy.batch_composition in _ONE_PHASE:
+        yield Invariant.DECODE_DELAY, (), "the pass holds prefills and decodes, and may hold one of them"
+    decodes = [r for r in facts.of(RequestStatus.RUNNING) if r.in_decode and r.id not in facts.evicted]
+    waits = [r for r in decodes if r.id not in facts.scheduled and r.new_blocks(1, facts.limits.block_size) == 0]
+    if not waits:
+        return
+    first = min(waits, key=lambda request: (request.last_run, request.order))
+    if prefills and facts.policy.batch_composition not in _PREFILLS_LEAD:
+        yield Invariant.DECODE_DELAY, (first.id,), f"{first.id} decodes and waits while {prefills[0]} prefills"
+    for request in decodes:
+        if request.id in facts.scheduled and (request.last_run, request.order) > (first.last_run, first.order):
+            text = f"{first.id} last ran in {first.last_run} and waits, {request.id} ran in {request.last_run} and runs"
+            yield Invariant.DECODE_DELAY, (first.id, request.id), text

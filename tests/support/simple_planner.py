@@ -1,0 +1,137 @@
+"""The planner once more, deliberately simple: one request after the other, plain loops and lists, no arrays.
+
+It knows every ordering (but the turns that FAIR takes across tenants) and admission, victims that are the last in order
+or never, mixed batches and a strict head of line. On what it knows the planner must give the same plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from scheduler_service.core.facts import RequestFacts, request_facts
+from scheduler_service.core.policy import Admission, Policy, Preemption
+from scheduler_service.core.state import ExecutorState, RequestStatus
+
+
+@dataclass
+class SimplePlan:
+    """`scheduled`: tokens by id, in order."""
+
+    scheduled: dict[int, int] = field(default_factory=dict)
+    enter: list[int] = field(default_factory=list)
+    evict: list[int] = field(default_factory=list)
+    reject: list[int] = field(default_factory=list)
+
+
+class SimplePlanner:
+    def __init__(self, executor: ExecutorState, policy: Policy) -> None:
+        self.executor, self.limits, self.policy = executor, executor.limits, policy
+        self.requests = sorted(request_facts(executor, policy).values(), key=lambda request: request.order)
+        self.free = executor.num_free_blocks
+
+    def plan(self) -> SimplePlan:
+        plan = SimplePlan()
+        queue = [r for r in self.requests if r.status in (RequestStatus.WAITING, RequestStatus.SWAPPED)]
+        plan.reject = [request.id for request in queue if not self.fits_ever(request)]
+        running = [request for request in self.requests if request.status is RequestStatus.RUNNING]
+        ran_out = self.need(running) > self.free
+        stay, tokens = self.make_room(running)
+        plan.evict = [request.id for request in running if request not in stay]
+        if not ran_out:
+            queue = [r for r in queue if r.id not in plan.reject and (r.ran_before or not self.executor.draining)]
+            queue.sort(key=lambda request: (request.rank, not request.ran_before, request.order))
+            plan.enter = self.enter(queue, stay, tokens)
+        plan.scheduled = {r.id: tokens[r.id] for r in self.requests if tokens.get(r.id, 0) > 0}
+        return plan
+
+    def fits_ever(self, request: RequestFacts) -> bool:
+        length = request.num_tokens + 1 if request.ran_before else request.longest
+        stored = self.limits.num_blocks * self.limits.block_size
+        return length - 1 <= stored and length <= self.limits.max_model_len
+
+    def make_room(self, running: list[RequestFacts]) -> tuple[list[RequestFacts], dict[int, int]]:
+        stay = list(running)
+        if self.policy.preemption is not Preemption.NEVER:
+            while stay:
+                freed = sum(r.num_blocks - r.num_shared for r in running if r not in stay)
+                if self.need(stay) <= self.free + freed:
+                    self.free += freed
+                    return stay, self.share(stay)
+                stay.pop()
+        elif self.need(running) <= self.free:
+            return running, self.share(running)
+        return running, self.run_what_has_blocks(running)
+
+    def run_what_has_blocks(self, running: list[RequestFacts]) -> dict[int, int]:
+        able, left = [], self.free
+        for request in running:
+            needed = request.new_blocks(1, self.limits.block_size)
+            left -= needed
+            if needed == 0 or left >= 0:
+                able.append(request)
+        tokens, left = self.share(able), self.free
+        for request in able:
+            granted = min(max(left, 0), request.new_blocks(tokens[request.id], self.limits.block_size))
+            left -= request.new_blocks(tokens[request.id], self.limits.block_size)
+            storable = (request.num_blocks + granted) * self.limits.block_size - request.num_computed
+            tokens[request.id] = min(tokens[request.id], storable)
+        return tokens
+
+    def need(self, running: list[RequestFacts]) -> int:
+        tokens = self.share(running)
+        return sum(request.new_blocks(tokens[request.id], self.limits.block_size) for request in running)
+
+    def share(self, running: list[RequestFacts]) -> dict[int, int]:
+        tokens = dict.fromkeys((request.id for request in running), 0)
+        budget = self.limits.max_num_batched_tokens
+        decodes = [request for request in running if request.in_decode]
+        with_drafts = {request.id: 1 + self.drafts(request) for request in decodes}
+        if sum(with_drafts.values()) <= budget:
+            tokens |= with_drafts
+        else:
+            for request in sorted(decodes, key=lambda request: request.last_run)[:budget]:
+                tokens[request.id] = 1
+        left = budget - sum(tokens.values())
+        prefills = [request for request in running if not request.in_decode]
+        for request in prefills[: self.policy.max_num_partial_prefills]:
+            tokens[request.id] = min(request.most_tokens(self.policy), left)
+            left -= tokens[request.id]
+        return tokens
+
+    def drafts(self, request: RequestFacts) -> int:
+        room = self.limits.num_blocks * self.limits.block_size - request.num_computed - 1
+        most = min(room, request.most_left - 1, self.limits.max_num_batched_tokens - 1)
+        return min(request.num_drafts, max(most, 0))
+
+    def enter(self, queue: list[RequestFacts], stay: list[RequestFacts], tokens: dict[int, int]) -> list[int]:
+        """Adds the tokens of those that enter."""
+        loading = [request for request in self.requests if request.status is RequestStatus.LOADING]
+        free = self.free - sum(self.held(request, tokens.get(request.id, 0)) for request in [*stay, *loading])
+        left = self.limits.max_num_batched_tokens - sum(tokens.values())
+        num_running = len(stay) + len(loading)
+        num_prefills = sum(not request.in_decode and tokens[request.id] > 0 for request in stay)
+        most_prefills = self.policy.max_num_partial_prefills or self.limits.max_num_seqs + len(self.requests)
+        entered = []
+        for request in queue:
+            num_prefills += not request.in_decode
+            need = request.blocks_held(self.limits, self.policy)
+            fits = need <= free - self.kept_free(request, num_running) and num_running < self.limits.max_num_seqs
+            if not fits or left <= 0 or num_prefills > most_prefills:
+                break
+            tokens[request.id] = min(request.lacks, self.policy.chunk_size_tokens, left)
+            left -= tokens[request.id]
+            free -= need
+            num_running += 1
+            entered.append(request.id)
+        return entered
+
+    def held(self, request: RequestFacts, num_tokens: int) -> int:
+        in_pass = request.new_blocks(num_tokens, self.limits.block_size)
+        return max(request.blocks_held(self.limits, self.policy), in_pass)
+
+    def kept_free(self, request: RequestFacts, num_beside: int) -> int:
+        if num_beside == 0 or self.policy.admission is Admission.RESERVE:
+            return 0
+        watermark = math.ceil(self.policy.watermark * self.limits.num_blocks)
+        return watermark + (num_beside + 1 if request.ran_before else 0)

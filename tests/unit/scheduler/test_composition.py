@@ -1,0 +1,136 @@
+"""Which phases share a pass, and how the tokens of a pass are shared out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_service.core.chunking import equal_shares
+from scheduler_service.core.executor_plan import ExecutorPlan, Reason
+from scheduler_service.core.explain import explain_executor
+from scheduler_service.core.plan import plan_executor
+from scheduler_service.core.policy import BatchComposition, Policy, PrefillSharing
+from scheduler_service.core.state import ExecutorLimits
+from support.arithmetic_executor import ArithmeticExecutor
+from support.states import LATENCY, Row, executor_of, running, swapped, waiting
+
+
+def tokens(plan: ExecutorPlan) -> dict[int, int]:
+    return dict(zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True))
+
+
+def planned(composition: BatchComposition, *rows: Row, **settings: int) -> dict[int, int]:
+    return tokens(plan_executor(executor_of(*rows, **settings), Policy(batch_composition=composition)))
+
+
+def prefilling(id: int, num_lacking: int = 40, **columns: int) -> Row:
+    return running(
+        id, num_prompt_tokens=16 + num_lacking, num_output_tokens=0, num_computed_tokens=16, num_blocks=1, **columns
+    )
+
+
+@pytest.mark.parametrize(
+    ("composition", "expected"),
+    [
+        (BatchComposition.MIXED, {1: 1, 2: 1, 3: 40, 4: 6}),
+        (BatchComposition.PREFILL_FIRST, {3: 40, 4: 8}),
+        (BatchComposition.DECODE_FIRST, {1: 1, 2: 1}),
+        (BatchComposition.SEPARATE, {3: 40, 4: 8}),
+    ],
+)
+def test_each_composition_on_one_state(composition: BatchComposition, expected: dict[int, int]) -> None:
+    rows = [running(1), running(2), prefilling(3), waiting(4)]
+    assert planned(composition, *rows, max_num_batched_tokens=48) == expected
+
+
+def test_prefill_first_gives_decodes_what_is_left_the_least_recently_run_first() -> None:
+    rows = [running(1, last_run_iteration=9), running(2, last_run_iteration=8), waiting(3)]
+    assert planned(BatchComposition.PREFILL_FIRST, *rows, max_num_batched_tokens=17) == {2: 1, 3: 16}
+
+
+def test_decode_first_prefills_where_nobody_decodes() -> None:
+    assert planned(BatchComposition.DECODE_FIRST, prefilling(1), waiting(2)) == {1: 40, 2: 16}
+
+
+def test_one_phase_goes_by_the_head_of_the_queue_where_those_that_run_leave_it_open() -> None:
+    back = swapped(2, num_prompt_tokens=20)
+    for composition in (BatchComposition.SEPARATE, BatchComposition.DECODE_FIRST):
+        assert planned(composition, back, waiting(3), num_swap_blocks=4) == {2: 1}
+    assert planned(BatchComposition.SEPARATE, running(1), back, waiting(3), num_swap_blocks=4) == {1: 1, 2: 1}
+    assert planned(BatchComposition.DECODE_FIRST, prefilling(1), back, num_swap_blocks=4) == {2: 1}
+
+
+def test_who_waits_for_the_other_phase_is_told_so() -> None:
+    state = executor_of(running(1), prefilling(2), waiting(3))
+    for composition, reasons in (
+        (BatchComposition.SEPARATE, [Reason.WAITING_FOR_PHASE, Reason.PREFILL, Reason.PREFILL]),
+        (BatchComposition.DECODE_FIRST, [Reason.DECODE, Reason.WAITING_FOR_PHASE, Reason.WAITING_FOR_PHASE]),
+    ):
+        policy = Policy(batch_composition=composition)
+        assert explain_executor(state, plan_executor(state, policy), policy).reason.tolist() == reasons
+
+
+@pytest.mark.parametrize("composition", list(BatchComposition))
+def test_a_static_workload_ends_under_each_composition(composition: BatchComposition) -> None:
+    limits = ExecutorLimits(max_num_batched_tokens=16, max_num_seqs=4, block_size=16, num_blocks=12, max_model_len=128)
+    executor = ArithmeticExecutor(limits=limits, policy=Policy(batch_composition=composition))
+    for id in range(1, 9):
+        executor.submit(id, prompt=30, new=12)
+    executor.run()
+    assert len(executor.finished) == 8
+
+
+def test_case_35_decodes_have_a_token_in_every_pass_and_prompts_advance() -> None:
+    limits = ExecutorLimits(max_num_batched_tokens=32, max_num_seqs=8, block_size=16, num_blocks=64, max_model_len=256)
+    executor = ArithmeticExecutor(limits=limits)
+    for id in (1, 2):
+        executor.submit_decoding(id, prompt=16, new=100, num_stored=16)
+    for iteration in range(90):
+        if iteration % 2 == 0:
+            executor.submit(10 + iteration, prompt=64, new=1)
+        plan = executor.step()
+        assert {1, 2} <= set(plan.scheduled.id.tolist())
+        assert plan.composition.num_prefill_tokens == 30
+
+
+@pytest.mark.parametrize(
+    ("want", "budget", "taken"),
+    [
+        ([10, 10, 10], 9, [3, 3, 3]),
+        ([10, 10, 10], 11, [4, 4, 3]),
+        ([2, 10, 10], 12, [2, 5, 5]),
+        ([10, 2, 0, 7], 10, [4, 2, 0, 4]),
+        ([5, 5], 1, [1, 0]),
+        ([5, 5], 0, [0, 0]),
+    ],
+)
+def test_equal_shares(want: list[int], budget: int, taken: list[int]) -> None:
+    assert equal_shares(np.array(want), budget).tolist() == taken
+
+
+def test_equal_sharing_lets_all_prompts_advance() -> None:
+    rows = [prefilling(1, 80), prefilling(2, 4), prefilling(3, 80)]
+    state = executor_of(*rows, max_num_batched_tokens=24)
+    assert tokens(plan_executor(state, Policy())) == {1: 24}
+    assert tokens(plan_executor(state, Policy(prefill_sharing=PrefillSharing.EQUAL))) == {1: 10, 2: 4, 3: 10}
+
+
+@pytest.mark.parametrize(
+    ("target_us", "num_tokens"),
+    [(1390, 35), (1050, 16), (1, 16), (10**9, 64 - 2)],
+)
+def test_a_target_for_the_inter_token_latency_bounds_the_prefill(target_us: int, num_tokens: int) -> None:
+    # A pass takes 1000 us, each decode 20, a prefill token 10; the KV that is read is free of charge here.
+    latency = replace(LATENCY, kv_token_us=0.0)
+    rows = [running(1), running(2), waiting(3, num_prompt_tokens=200)]
+    state = executor_of(*rows, latency=latency)
+    assert tokens(plan_executor(state, Policy(target_inter_token_latency_us=target_us)))[3] == num_tokens
+    alone = executor_of(rows[2], latency=latency)
+    assert tokens(plan_executor(alone, Policy(target_inter_token_latency_us=target_us))) == {3: 64}
+
+
+def test_drafts_beyond_the_end_of_the_answer_are_not_run() -> None:
+    state = executor_of(running(1, num_draft_tokens=5, max_output_tokens=4))
+    assert tokens(plan_executor(state, Policy())) == {1: 3}

@@ -1,0 +1,167 @@
+"""Who comes first, by each ordering."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_service.core.plan import plan_executor
+from scheduler_service.core.policy import Ordering, Policy
+from scheduler_service.core.rank import log2_interpolated, ranked, tenant_counters
+from scheduler_service.core.state import ExecutorLimits, Tenant
+from support.arithmetic_executor import ITERATION_US, ArithmeticExecutor
+from support.states import NOW_US, Row, executor_of, preempted, running, swapped, waiting
+
+ONE_PLACE = ExecutorLimits(max_num_batched_tokens=256, max_num_seqs=1, block_size=16, num_blocks=64, max_model_len=256)
+SECOND = 1_000_000
+
+
+def first_of(*rows: Row, policy: Policy, **settings: object) -> int:
+    """Who of these enters when there is one place."""
+    plan = plan_executor(executor_of(*rows, max_num_seqs=1, num_swap_blocks=8, **settings), policy)
+    (entering,) = [*plan.admit.id.tolist(), *plan.resume.id.tolist()]
+    return entering
+
+
+def test_the_logarithm_is_exact_at_powers_of_two_and_rises_between() -> None:
+    values = np.arange(1, 5000)
+    logarithm = log2_interpolated(values)
+    assert (np.diff(logarithm) > 0).all()
+    assert log2_interpolated(2 ** np.arange(40)).tolist() == list(range(40))
+    assert (log2_interpolated(2 * values) == logarithm + 1).all()
+
+
+def test_the_shortest_job_comes_first_by_prompt_and_expected_answer() -> None:
+    rows = [
+        waiting(1, num_prompt_tokens=20, expected_output_tokens=30, max_output_tokens=90),
+        waiting(2, num_prompt_tokens=30, expected_output_tokens=10, max_output_tokens=90),
+    ]
+    assert first_of(*rows, policy=Policy(ordering=Ordering.SHORTEST_JOB_FIRST)) == 2
+
+
+@pytest.mark.parametrize(("waited_seconds", "first"), [(19, 2), (21, 1)])
+def test_waiting_one_aging_step_halves_a_job(waited_seconds: int, first: int) -> None:
+    rows = [
+        waiting(1, num_prompt_tokens=61, max_output_tokens=4, arrival_time_us=0),
+        waiting(2, num_prompt_tokens=13, max_output_tokens=4, arrival_time_us=waited_seconds * SECOND),
+    ]
+    assert first_of(*rows, policy=Policy(ordering=Ordering.SHORTEST_JOB_FIRST, aging_seconds=10)) == first
+
+
+@pytest.mark.parametrize(("waited_seconds", "first"), [(29, 2), (31, 1)])
+def test_waiting_one_aging_step_is_worth_one_level_of_priority(waited_seconds: int, first: int) -> None:
+    rows = [
+        waiting(1, arrival_time_us=0),
+        waiting(2, priority=3, arrival_time_us=waited_seconds * SECOND),
+    ]
+    assert first_of(*rows, policy=Policy(ordering=Ordering.PRIORITY, aging_seconds=10)) == first
+
+
+def test_a_very_long_aging_step_makes_priority_strict() -> None:
+    rows = [waiting(1, arrival_time_us=0), waiting(2, priority=1, arrival_time_us=2**62)]
+    assert first_of(*rows, policy=Policy(ordering=Ordering.PRIORITY, aging_seconds=1e300)) == 2
+
+
+def test_the_farthest_figures_keep_their_order() -> None:
+    extremes = (-(2**63), -1, 2**63 - 1)
+    rows = [waiting(1 + i, arrival_time_us=arrival, priority=2**31 - 1) for i, arrival in enumerate(extremes)]
+    rows += [waiting(4 + i, arrival_time_us=arrival, priority=-(2**31)) for i, arrival in enumerate(extremes)]
+    for ordering in (Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST):
+        rank = ranked(executor_of(*rows), Policy(ordering=ordering, aging_seconds=1e-9)).rank
+        assert rank is not None
+        assert (np.diff(rank[:3]) > 0).all()
+        assert (np.diff(rank[3:]) > 0).all()
+
+
+def test_the_earliest_deadline_comes_first_and_none_comes_last() -> None:
+    rows = [waiting(1), waiting(2, deadline_us=NOW_US + 9), waiting(3, deadline_us=NOW_US + 8)]
+    policy = Policy(ordering=Ordering.EARLIEST_DEADLINE_FIRST)
+    assert first_of(*rows, policy=policy) == 3
+    assert first_of(*rows[:2], policy=policy) == 2
+
+
+@pytest.mark.parametrize("ordering", [Ordering.PRIORITY, Ordering.EARLIEST_DEADLINE_FIRST, Ordering.FAIR])
+def test_of_equal_rank_those_that_ran_before_come_first(ordering: Ordering) -> None:
+    rows = [waiting(1, num_prompt_tokens=17), preempted(2)]
+    assert first_of(*rows, policy=Policy(ordering=ordering)) == 2
+    assert first_of(rows[0], swapped(3), policy=Policy(ordering=ordering)) == 3
+
+
+def test_who_ran_before_does_not_pass_who_ranks_higher() -> None:
+    assert first_of(waiting(1, priority=1), swapped(2), policy=Policy(ordering=Ordering.PRIORITY)) == 1
+
+
+def test_fair_takes_the_tenant_with_the_least_weighted_service() -> None:
+    rows = [waiting(1, tenant=0), waiting(2, tenant=1)]
+    fair = Policy(ordering=Ordering.FAIR)
+    served = (Tenant(name="a", service=100), Tenant(name="b", weight=4, service=300))
+    assert first_of(*rows, policy=fair, tenants=served) == 2
+    assert first_of(*rows, policy=fair, tenants=(served[0], replace(served[1], weight=2))) == 1
+
+
+def test_an_idle_tenant_counts_no_less_than_the_least_that_is_active() -> None:
+    tenants = (Tenant(name="a", service=90), Tenant(name="b", service=70, weight=2), Tenant(name="c", service=1))
+    state = executor_of(running(1, tenant=0), running(2, tenant=1), waiting(3, tenant=2), tenants=tenants)
+    assert tenant_counters(state).tolist() == [90, 35, 35]
+    assert tenant_counters(executor_of(waiting(3, tenant=2), tenants=tenants)).tolist() == [90, 35, 1]
+
+
+def test_case_9_a_background_request_waits_no_longer_than_its_aging() -> None:
+    aging_iterations = 50
+    policy = Policy(ordering=Ordering.PRIORITY, aging_seconds=aging_iterations * ITERATION_US / 1e6)
+    executor = ArithmeticExecutor(limits=ONE_PLACE, policy=policy)
+    executor.submit(1, prompt=16, new=2)
+    for iteration in range(200):
+        if iteration % 2 == 0:
+            executor.submit(100 + iteration, prompt=16, new=2, priority=1)
+        executor.step()
+    started = executor.tokens_of(1).index(16)
+    assert aging_iterations - 2 <= started <= aging_iterations + 4
+    executor.run()
+    waits = [executor.tokens_of(100 + i).index(16) - i for i in range(0, 200, 2)]
+    # An urgent one waits for the background request, or for one that waited for it.
+    assert max(waits) <= 2
+
+
+def test_case_9_strict_priority_lets_it_wait() -> None:
+    executor = ArithmeticExecutor(limits=ONE_PLACE, policy=Policy(ordering=Ordering.PRIORITY, aging_seconds=1e6))
+    executor.submit(1, prompt=16, new=2)
+    for iteration in range(200):
+        if iteration % 2 == 0:
+            executor.submit(100 + iteration, prompt=16, new=2, priority=1)
+        executor.step()
+    assert 1 in executor.requests
+
+
+def test_case_10_tenants_differ_by_one_largest_request() -> None:
+    executor = ArithmeticExecutor(limits=ONE_PLACE, policy=Policy(ordering=Ordering.FAIR), weights=(1.0, 1.0))
+    for i in range(20):
+        executor.submit(1 + i, prompt=128, new=16, tenant=0)
+        executor.submit(101 + i, prompt=8, new=8, tenant=1)
+    while any(id > 100 for id in executor.requests):
+        plan = executor.step()
+        assert len(plan.scheduled.id) == 1
+        assert abs(executor.services[0] - executor.services[1]) <= 144
+    # 20 times 15 tokens of the one tenant, and so at most three requests of the other, were served by then.
+    assert len([id for id in executor.finished if id <= 20]) <= 4
+    assert executor.tokens_of(5) == [0] * len(executor.history)
+
+
+def test_fair_shares_places_that_come_free_at_once_by_weight() -> None:
+    rows = [waiting(id, tenant=0, max_output_tokens=8) for id in range(1, 10)]
+    rows += [waiting(id, tenant=1, max_output_tokens=8) for id in range(10, 20)]
+    tenants = (Tenant(name="a"), Tenant(name="b", weight=2))
+    state = executor_of(*rows, max_num_seqs=6, max_num_batched_tokens=512, tenants=tenants)
+    admitted = plan_executor(state, Policy(ordering=Ordering.FAIR)).admit.id.tolist()
+    assert sorted(admitted) == [1, 2, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("num_tenants", [3, 40])
+def test_fair_takes_as_many_of_a_tenant_as_its_turn_comes_to_with_few_tenants_and_many(num_tenants: int) -> None:
+    rows = [waiting(id, tenant=id % num_tenants, max_output_tokens=8) for id in range(1, 4 * num_tenants + 1)]
+    tenants = tuple(Tenant(name=str(index), service=float(index % 2)) for index in range(num_tenants))
+    limits = {"max_num_seqs": 2 * num_tenants, "max_num_batched_tokens": 4096, "num_blocks": 4096}
+    plan = plan_executor(executor_of(*rows, tenants=tenants, **limits), Policy(ordering=Ordering.FAIR))
+    assert sorted(plan.admit.id.tolist()) == list(range(1, 2 * num_tenants + 1))
