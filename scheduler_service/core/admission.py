@@ -1,8 +1,7 @@
 """Who enters the running set from the queue.
 
 From its head as many enter as fit: `claims.py` says what that takes, `ordering.py` who stands where. What happens
-behind one that does not fit is told in `passing.py`. Where the executor drains, those that never ran do not stand in
-the queue.
+behind one that does not fit is told in `passing.py`.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ class Entering:
     shortfall: Shortfall | None
 
 
-def queued_rows(ranked: Requests, rejected: IntArray, executor: ExecutorState) -> IntArray:
-    """Rows of the queue: those that wait or are swapped; where the executor drains, those that have run before."""
+def queued_rows(ranked: Requests, rejected: IntArray) -> IntArray:
+    """Rows of the queue: those that wait or are swapped."""
     queued = ranked.having(RequestStatus.WAITING) | ranked.having(RequestStatus.SWAPPED)
     if len(rejected) > 0:
         queued[rejected] = False
-    if executor.draining:
-        queued &= ranked.ran_before
     return rows_where(queued)
 
 
@@ -100,14 +97,7 @@ def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
     return np.where(requests.having(RequestStatus.SWAPPED), int(Reason.RESUMED), reasons)
 
 
-def shortfall(ranked: Requests, entering: Entering, rejected: IntArray, executor: ExecutorState) -> Shortfall | None:
-    """What keeps the first out that stays behind; where only draining keeps anyone out, the first of those."""
+def shortfall(ranked: Requests, entering: Entering, rejected: IntArray) -> Shortfall | None:
+    """What keeps the first out that stays behind."""
     short = entering.shortfall
-    if short is not None:
-        return None if short.id in ranked.id[rejected] else short
-    if not executor.draining:
-        return None
-    shut_out = ranked.having(RequestStatus.WAITING) & ~ranked.ran_before
-    shut_out[rejected] = False
-    rows = first_in_queue(ranked, rows_where(shut_out), 1)
-    return Shortfall(id=int(ranked.id[rows[0]]), reason=Reason.WAITING_DRAINING) if len(rows) > 0 else None
+    return None if short is None or short.id in ranked.id[rejected] else short

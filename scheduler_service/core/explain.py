@@ -47,9 +47,6 @@ def explain_executor(executor: ExecutorState, plan: ExecutorPlan, policy: Policy
         _set(explanations, rows_where(running & (requests.in_decode != decodes)), Reason.WAITING_FOR_PHASE)
     explanations.reason[loading] = Reason.WAITING_FOR_KV
     _explain_queue(explanations, ~(running | loading), plan.shortfall)
-    if executor.draining:
-        shut_out = requests.having(RequestStatus.WAITING) & ~requests.ran_before
-        _set(explanations, rows_where(shut_out), Reason.WAITING_DRAINING)
     _explain_lists(explanations, plan)
     return explanations
 

@@ -118,7 +118,7 @@ class Facts:
         return sorted((r for r in self.requests.values() if r.status in statuses), key=lambda request: request.order)
 
     def queue(self) -> list[RequestFacts]:
-        """The queue without the rejected, in order; where the executor drains, without those that never ran."""
+        """The queue without the rejected, in order."""
         return [request for request in self.queue_before() if request.id not in self.rejected]
 
     def queue_before(self) -> list[RequestFacts]:
@@ -126,7 +126,6 @@ class Facts:
         for_the_queue = (Reason.REJECTED_QUEUE_FULL, Reason.REJECTED_TENANT_QUEUE_FULL)
         queued = self.of(RequestStatus.WAITING, RequestStatus.SWAPPED)
         queued = [r for r in queued if self.rejected.get(r.id, for_the_queue[0]) in for_the_queue]
-        queued = [r for r in queued if r.ran_before or not self.state.draining]
         return sorted(queued, key=lambda request: (request.rank, not request.ran_before, request.order))
 
     def kept_free(self, request: RequestFacts, num_beside: int) -> int:

@@ -45,7 +45,7 @@ def plan_executor(executor: ExecutorState, policy: Policy) -> ExecutorPlan:
     stay = eviction.make_room(running, executor, policy)
 
     room = room_beside(stay, loading, executor, policy)
-    queued = admission.queued_rows(requests, rejected.rows, executor)
+    queued = admission.queued_rows(requests, rejected.rows)
     candidates = admission.head_of_queue(requests, queued, admission.num_candidates(room, policy), executor, policy)
     entering = admission.enter(candidates, room, executor, policy)
     if policy.preemption is Preemption.FOR_PRIORITY:
@@ -69,7 +69,7 @@ def plan_executor(executor: ExecutorState, policy: Policy) -> ExecutorPlan:
         reject=reject,
         composition=figures,
         predicted_time_us=predicted_time_us(batch, figures, executor.latency),
-        shortfall=admission.shortfall(requests, entering, rejected.rows, executor),
+        shortfall=admission.shortfall(requests, entering, rejected.rows),
         digest=digest_of(executor.executor_id, executor.iteration, scheduled, admit, resume, evict, reject),
     )
 

@@ -39,7 +39,7 @@ class SimplePlanner:
         stay, tokens = self.make_room(running)
         plan.evict = [request.id for request in running if request not in stay]
         if not ran_out:
-            queue = [r for r in queue if r.id not in plan.reject and (r.ran_before or not self.executor.draining)]
+            queue = [r for r in queue if r.id not in plan.reject]
             queue.sort(key=lambda request: (request.rank, not request.ran_before, request.order))
             plan.enter = self.enter(queue, stay, tokens)
         plan.scheduled = {r.id: tokens[r.id] for r in self.requests if tokens.get(r.id, 0) > 0}

@@ -23,7 +23,7 @@ _WORDS: Mapping[int, str] = {
     plan_pb2.REASON_WAITING_BEHIND: "waits behind another",
     plan_pb2.REASON_WAITING_AFTER_EVICTION: "waits: blocks ran out in this pass",
     plan_pb2.REASON_WAITING_FOR_KV: "waits for its KV to arrive",
-    plan_pb2.REASON_WAITING_DRAINING: "waits: the executor drains",
+    plan_pb2.REASON_WAITING_DRAINING: "every executor drains or is excluded",
     plan_pb2.REASON_WAITING_FOR_SHARED_PREFIX: "waits for a prefix that another computes",
     plan_pb2.REASON_WAITING_FOR_PREFILL_SLOT: "waits: enough prefills are in progress",
     plan_pb2.REASON_WAITING_FOR_PHASE: "waits: the pass belongs to the other phase",

@@ -40,10 +40,10 @@ def test_a_shortage_names_what_it_counts(reason, words):
 
 def test_the_shortfall_is_a_sentence():
     blocks = plan_pb2.Shortfall(id=7, reason=plan_pb2.REASON_WAITING_FOR_BLOCKS, needed=1, available=0)
-    draining = plan_pb2.Shortfall(id=7, reason=plan_pb2.REASON_WAITING_DRAINING)
+    loading = plan_pb2.Shortfall(id=7, reason=plan_pb2.REASON_WAITING_FOR_KV)
 
     assert shortfall_in_words(blocks) == "request 7 needs 1 block, 0 free"
-    assert shortfall_in_words(draining) == "request 7 waits: the executor drains"
+    assert shortfall_in_words(loading) == "request 7 waits for its KV to arrive"
 
 
 def test_the_composition_is_a_sentence():

@@ -168,12 +168,11 @@ def test_a_model_with_figures_beyond_all_measure_recomputes() -> None:
     assert plan_executor(state, FIFO).evict.mode.tolist() == [EvictMode.RECOMPUTE]
 
 
-def test_a_draining_executor_lets_in_only_those_that_ran_before() -> None:
+def test_a_draining_executor_ends_what_it_has_accepted() -> None:
     state = executor_of(preempted(1), waiting(2), draining=True)
     plan = plan_executor(state, FIFO)
-    assert plan.admit.id.tolist() == [1]
-    assert plan.shortfall is not None
-    assert (plan.shortfall.id, plan.shortfall.reason) == (2, Reason.WAITING_DRAINING)
+    assert plan.admit.id.tolist() == [1, 2]
+    assert plan.shortfall is None
 
 
 def test_a_limit_on_prefills_leaves_the_others_waiting() -> None:
