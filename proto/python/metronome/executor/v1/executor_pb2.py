@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from metronome.scheduler.v1 import state_pb2 as metronome_dot_scheduler_dot_v1_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$metronome/executor/v1/executor.proto\x12\x15metronome.executor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"metronome/scheduler/v1/state.proto\"\x11\n\x0fGetStateRequest\"\xb5\x01\n\x10GetStateResponse\x12\x33\n\x05state\x18\x01 \x01(\x0b\x32$.metronome.scheduler.v1.ClusterState\x12\x39\n\rrequest_names\x18\x02 \x03(\x0b\x32\".metronome.executor.v1.RequestName\x12\x31\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1f.metronome.executor.v1.Counters\"-\n\x0bRequestName\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"[\n\x11WatchStateRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\romit_requests\x18\x02 \x01(\x08\"y\n\x12WatchStateResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.metronome.executor.v1.GetStateResponse\x12+\n\x06passes\x18\x02 \x03(\x0b\x32\x1b.metronome.executor.v1.Pass\"\xf1\x04\n\x04Pass\x12\x11\n\titeration\x18\x01 \x01(\x03\x12\x15\n\rstart_time_us\x18\x02 \x01(\x03\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\x05\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\x05\x12\x1c\n\x14num_prefill_requests\x18\x05 \x01(\x05\x12\x1b\n\x13num_decode_requests\x18\x06 \x01(\x05\x12\x13\n\x0bnum_running\x18\x07 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\x05\x12\x13\n\x0bnum_swapped\x18\t \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\n \x01(\x05\x12\x1c\n\x14num_free_swap_blocks\x18\x0b \x01(\x05\x12\x14\n\x0cnum_admitted\x18\x0c \x01(\x05\x12\x13\n\x0bnum_resumed\x18\r \x01(\x05\x12\x18\n\x10num_evicted_swap\x18\x0e \x01(\x05\x12\x1d\n\x15num_evicted_recompute\x18\x0f \x01(\x05\x12\x14\n\x0cnum_rejected\x18\x10 \x01(\x05\x12\x14\n\x0cnum_finished\x18\x11 \x01(\x05\x12\x36\n\x0bplan_source\x18\x12 \x01(\x0e\x32!.metronome.executor.v1.PlanSource\x12\x14\n\x0cplan_wait_us\x18\x13 \x01(\x03\x12\x1a\n\x12plan_round_trip_us\x18\x14 \x01(\x03\x12\x10\n\x08\x62uild_us\x18\x15 \x01(\x03\x12\x12\n\nforward_us\x18\x16 \x01(\x03\x12\x0f\n\x07\x65mit_us\x18\x17 \x01(\x03\x12\x10\n\x08total_us\x18\x18 \x01(\x03\x12\x14\n\x0cpredicted_us\x18\x19 \x01(\x03\"\xfd\x02\n\x08\x43ounters\x12\x16\n\x0enum_iterations\x18\x01 \x01(\x03\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\x03\x12\x14\n\x0cnum_finished\x18\x03 \x01(\x03\x12\x15\n\rnum_cancelled\x18\x04 \x01(\x03\x12\x13\n\x0bnum_expired\x18\x05 \x01(\x03\x12\x14\n\x0cnum_rejected\x18\x06 \x01(\x03\x12\x12\n\nnum_failed\x18\x07 \x01(\x03\x12\x1a\n\x12num_prefill_tokens\x18\x08 \x01(\x03\x12\x19\n\x11num_output_tokens\x18\t \x01(\x03\x12\x18\n\x10num_evicted_swap\x18\n \x01(\x03\x12\x1d\n\x15num_evicted_recompute\x18\x0b \x01(\x03\x12\x16\n\x0enum_safe_plans\x18\x0c \x01(\x03\x12\x19\n\x11num_refused_plans\x18\r \x01(\x03\x12\x19\n\x11num_plan_failures\x18\x0e \x01(\x03\x12\x19\n\x11num_swap_failures\x18\x0f \x01(\x03\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*s\n\nPlanSource\x12\x1b\n\x17PLAN_SOURCE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PLAN_SOURCE_OVERLAPPED\x10\x01\x12\x16\n\x12PLAN_SOURCE_DIRECT\x10\x02\x12\x14\n\x10PLAN_SOURCE_SAFE\x10\x03\x32\xac\x02\n\x0f\x45xecutorService\x12`\n\x08GetState\x12&.metronome.executor.v1.GetStateRequest\x1a\'.metronome.executor.v1.GetStateResponse\"\x03\x90\x02\x01\x12\x63\n\nWatchState\x12(.metronome.executor.v1.WatchStateRequest\x1a).metronome.executor.v1.WatchStateResponse0\x01\x12R\n\x05\x44rain\x12#.metronome.executor.v1.DrainRequest\x1a$.metronome.executor.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$metronome/executor/v1/executor.proto\x12\x15metronome.executor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"metronome/scheduler/v1/state.proto\"\x11\n\x0fGetStateRequest\"\xcf\x01\n\x10GetStateResponse\x12\x33\n\x05state\x18\x01 \x01(\x0b\x32$.metronome.scheduler.v1.ClusterState\x12\x39\n\rrequest_names\x18\x02 \x03(\x0b\x32\".metronome.executor.v1.RequestName\x12\x31\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1f.metronome.executor.v1.Counters\x12\x18\n\x10planning_failure\x18\x04 \x01(\t\"-\n\x0bRequestName\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"[\n\x11WatchStateRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\romit_requests\x18\x02 \x01(\x08\"y\n\x12WatchStateResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.metronome.executor.v1.GetStateResponse\x12+\n\x06passes\x18\x02 \x03(\x0b\x32\x1b.metronome.executor.v1.Pass\"\xf1\x04\n\x04Pass\x12\x11\n\titeration\x18\x01 \x01(\x03\x12\x15\n\rstart_time_us\x18\x02 \x01(\x03\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\x05\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\x05\x12\x1c\n\x14num_prefill_requests\x18\x05 \x01(\x05\x12\x1b\n\x13num_decode_requests\x18\x06 \x01(\x05\x12\x13\n\x0bnum_running\x18\x07 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\x05\x12\x13\n\x0bnum_swapped\x18\t \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\n \x01(\x05\x12\x1c\n\x14num_free_swap_blocks\x18\x0b \x01(\x05\x12\x14\n\x0cnum_admitted\x18\x0c \x01(\x05\x12\x13\n\x0bnum_resumed\x18\r \x01(\x05\x12\x18\n\x10num_evicted_swap\x18\x0e \x01(\x05\x12\x1d\n\x15num_evicted_recompute\x18\x0f \x01(\x05\x12\x14\n\x0cnum_rejected\x18\x10 \x01(\x05\x12\x14\n\x0cnum_finished\x18\x11 \x01(\x05\x12\x36\n\x0bplan_source\x18\x12 \x01(\x0e\x32!.metronome.executor.v1.PlanSource\x12\x14\n\x0cplan_wait_us\x18\x13 \x01(\x03\x12\x1a\n\x12plan_round_trip_us\x18\x14 \x01(\x03\x12\x10\n\x08\x62uild_us\x18\x15 \x01(\x03\x12\x12\n\nforward_us\x18\x16 \x01(\x03\x12\x0f\n\x07\x65mit_us\x18\x17 \x01(\x03\x12\x10\n\x08total_us\x18\x18 \x01(\x03\x12\x14\n\x0cpredicted_us\x18\x19 \x01(\x03\"\xfd\x02\n\x08\x43ounters\x12\x16\n\x0enum_iterations\x18\x01 \x01(\x03\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\x03\x12\x14\n\x0cnum_finished\x18\x03 \x01(\x03\x12\x15\n\rnum_cancelled\x18\x04 \x01(\x03\x12\x13\n\x0bnum_expired\x18\x05 \x01(\x03\x12\x14\n\x0cnum_rejected\x18\x06 \x01(\x03\x12\x12\n\nnum_failed\x18\x07 \x01(\x03\x12\x1a\n\x12num_prefill_tokens\x18\x08 \x01(\x03\x12\x19\n\x11num_output_tokens\x18\t \x01(\x03\x12\x18\n\x10num_evicted_swap\x18\n \x01(\x03\x12\x1d\n\x15num_evicted_recompute\x18\x0b \x01(\x03\x12\x16\n\x0enum_safe_plans\x18\x0c \x01(\x03\x12\x19\n\x11num_refused_plans\x18\r \x01(\x03\x12\x19\n\x11num_plan_failures\x18\x0e \x01(\x03\x12\x19\n\x11num_swap_failures\x18\x0f \x01(\x03\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*s\n\nPlanSource\x12\x1b\n\x17PLAN_SOURCE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PLAN_SOURCE_OVERLAPPED\x10\x01\x12\x16\n\x12PLAN_SOURCE_DIRECT\x10\x02\x12\x14\n\x10PLAN_SOURCE_SAFE\x10\x03\x32\xac\x02\n\x0f\x45xecutorService\x12`\n\x08GetState\x12&.metronome.executor.v1.GetStateRequest\x1a\'.metronome.executor.v1.GetStateResponse\"\x03\x90\x02\x01\x12\x63\n\nWatchState\x12(.metronome.executor.v1.WatchStateRequest\x1a).metronome.executor.v1.WatchStateResponse0\x01\x12R\n\x05\x44rain\x12#.metronome.executor.v1.DrainRequest\x1a$.metronome.executor.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,26 +35,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXECUTORSERVICE'].methods_by_name['GetState']._loaded_options = None
   _globals['_EXECUTORSERVICE'].methods_by_name['GetState']._serialized_options = b'\220\002\001'
-  _globals['_PLANSOURCE']._serialized_start=1642
-  _globals['_PLANSOURCE']._serialized_end=1757
+  _globals['_PLANSOURCE']._serialized_start=1668
+  _globals['_PLANSOURCE']._serialized_end=1783
   _globals['_GETSTATEREQUEST']._serialized_start=131
   _globals['_GETSTATEREQUEST']._serialized_end=148
   _globals['_GETSTATERESPONSE']._serialized_start=151
-  _globals['_GETSTATERESPONSE']._serialized_end=332
-  _globals['_REQUESTNAME']._serialized_start=334
-  _globals['_REQUESTNAME']._serialized_end=379
-  _globals['_WATCHSTATEREQUEST']._serialized_start=381
-  _globals['_WATCHSTATEREQUEST']._serialized_end=472
-  _globals['_WATCHSTATERESPONSE']._serialized_start=474
-  _globals['_WATCHSTATERESPONSE']._serialized_end=595
-  _globals['_PASS']._serialized_start=598
-  _globals['_PASS']._serialized_end=1223
-  _globals['_COUNTERS']._serialized_start=1226
-  _globals['_COUNTERS']._serialized_end=1607
-  _globals['_DRAINREQUEST']._serialized_start=1609
-  _globals['_DRAINREQUEST']._serialized_end=1623
-  _globals['_DRAINRESPONSE']._serialized_start=1625
-  _globals['_DRAINRESPONSE']._serialized_end=1640
-  _globals['_EXECUTORSERVICE']._serialized_start=1760
-  _globals['_EXECUTORSERVICE']._serialized_end=2060
+  _globals['_GETSTATERESPONSE']._serialized_end=358
+  _globals['_REQUESTNAME']._serialized_start=360
+  _globals['_REQUESTNAME']._serialized_end=405
+  _globals['_WATCHSTATEREQUEST']._serialized_start=407
+  _globals['_WATCHSTATEREQUEST']._serialized_end=498
+  _globals['_WATCHSTATERESPONSE']._serialized_start=500
+  _globals['_WATCHSTATERESPONSE']._serialized_end=621
+  _globals['_PASS']._serialized_start=624
+  _globals['_PASS']._serialized_end=1249
+  _globals['_COUNTERS']._serialized_start=1252
+  _globals['_COUNTERS']._serialized_end=1633
+  _globals['_DRAINREQUEST']._serialized_start=1635
+  _globals['_DRAINREQUEST']._serialized_end=1649
+  _globals['_DRAINRESPONSE']._serialized_start=1651
+  _globals['_DRAINRESPONSE']._serialized_end=1666
+  _globals['_EXECUTORSERVICE']._serialized_start=1786
+  _globals['_EXECUTORSERVICE']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

@@ -27,14 +27,16 @@ class GetStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("state", "request_names", "counters")
+    __slots__ = ("state", "request_names", "counters", "planning_failure")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_NAMES_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    PLANNING_FAILURE_FIELD_NUMBER: _ClassVar[int]
     state: _state_pb2.ClusterState
     request_names: _containers.RepeatedCompositeFieldContainer[RequestName]
     counters: Counters
-    def __init__(self, state: _Optional[_Union[_state_pb2.ClusterState, _Mapping]] = ..., request_names: _Optional[_Iterable[_Union[RequestName, _Mapping]]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ...) -> None: ...
+    planning_failure: str
+    def __init__(self, state: _Optional[_Union[_state_pb2.ClusterState, _Mapping]] = ..., request_names: _Optional[_Iterable[_Union[RequestName, _Mapping]]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., planning_failure: _Optional[str] = ...) -> None: ...
 
 class RequestName(_message.Message):
     __slots__ = ("id", "request_id")

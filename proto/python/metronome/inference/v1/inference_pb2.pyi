@@ -192,10 +192,12 @@ class Finished(_message.Message):
     def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("num_ahead",)
+    __slots__ = ("num_ahead", "detail")
     NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     num_ahead: int
-    def __init__(self, num_ahead: _Optional[int] = ...) -> None: ...
+    detail: str
+    def __init__(self, num_ahead: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions", "queue_time_us", "time_to_first_token_us", "total_time_us")
