@@ -87,4 +87,5 @@ def test_a_stack_stays_up_until_it_is_taken_down(environment, tmp_path):
 
     assert down.stdout == "stopped executor and scheduler\n"
     assert_all_end(services)
-    assert metronome(environment, "down").stdout == "nothing runs\n"
+    assert metronome(environment, "down").stdout == f"no stack of {tmp_path / 'home'} runs\n"
+    assert list((tmp_path / "home").glob("*.address")) == []

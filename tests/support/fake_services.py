@@ -27,10 +27,20 @@ def refuse(context: grpc.ServicerContext, code: int, reason: str, message: str, 
 
 
 class FakeExecutor(inference_pb2_grpc.InferenceServiceServicer, executor_pb2_grpc.ExecutorServiceServicer):
-    """Answers every prompt with `tokens`. The prompt "fail" is refused, "hang" goes on until the client leaves."""
+    """Answers every prompt with `tokens`. The prompt "fail" is refused, "hang" goes on until the client leaves.
 
-    def __init__(self, tokens: tuple[str, ...] = (" once", " upon", " a", " time"), *, has_chat_template: bool = False):
+    `planning_failure` is told in its books and in its heartbeats.
+    """
+
+    def __init__(
+        self,
+        tokens: tuple[str, ...] = (" once", " upon", " a", " time"),
+        *,
+        has_chat_template: bool = False,
+        planning_failure: str = "",
+    ):
         self.tokens = tokens
+        self.planning_failure = planning_failure
         self.has_chat_template = has_chat_template
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.cancelled = threading.Event()
@@ -46,7 +56,8 @@ class FakeExecutor(inference_pb2_grpc.InferenceServiceServicer, executor_pb2_grp
         yield inference_pb2.GenerateResponse(
             started=inference_pb2.Started(request_id=request.request_id, num_prompt_tokens=3, max_tokens=4)
         )
-        yield inference_pb2.GenerateResponse(heartbeat=inference_pb2.Heartbeat())
+        for _ in range(2):
+            yield inference_pb2.GenerateResponse(heartbeat=inference_pb2.Heartbeat(detail=self.planning_failure))
         if request.text == "hang":
             self.cancelled.wait(30)
             return
@@ -83,13 +94,19 @@ class FakeExecutor(inference_pb2_grpc.InferenceServiceServicer, executor_pb2_grp
     def GetState(
         self, request: executor_pb2.GetStateRequest, context: grpc.ServicerContext
     ) -> executor_pb2.GetStateResponse:
-        return books()
+        return self.books()
+
+    def books(self) -> executor_pb2.GetStateResponse:
+        """The books, with why there are no plans."""
+        answer = books()
+        answer.planning_failure = self.planning_failure
+        return answer
 
     def WatchState(
         self, request: executor_pb2.WatchStateRequest, context: grpc.ServicerContext
     ) -> Iterator[executor_pb2.WatchStateResponse]:
         before = executor_pb2.Pass(iteration=1, num_free_blocks=10, total_us=1000)
-        yield executor_pb2.WatchStateResponse(state=books(), passes=[before])
+        yield executor_pb2.WatchStateResponse(state=self.books(), passes=[before])
         for iteration in (2, 3):
             pass_ = executor_pb2.Pass(
                 iteration=iteration,
@@ -101,7 +118,7 @@ class FakeExecutor(inference_pb2_grpc.InferenceServiceServicer, executor_pb2_grp
                 plan_round_trip_us=500,
                 plan_source=executor_pb2.PLAN_SOURCE_OVERLAPPED,
             )
-            yield executor_pb2.WatchStateResponse(state=books(), passes=[pass_])
+            yield executor_pb2.WatchStateResponse(state=self.books(), passes=[pass_])
         left = threading.Event()
         context.add_callback(left.set)
         left.wait(30)
@@ -122,6 +139,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if request.profile == "fast":
             refuse(context, Code.INVALID_ARGUMENT, "UNKNOWN_PROFILE", "no profile has the name fast", field="profile")
         return self.response
+
+    def ListProfiles(
+        self, request: scheduler_pb2.ListProfilesRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.ListProfilesResponse:
+        return scheduler_pb2.ListProfilesResponse(profiles=[scheduler_pb2.Profile(name="fifo")])
 
 
 def books() -> executor_pb2.GetStateResponse:

@@ -16,6 +16,11 @@ def bar(used: int, total: int, width: int) -> str:
     return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width)
 
 
+def counted(number: int, noun: str) -> str:
+    """Write "1 token", "2,302 tokens"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def tail(text: str, width: int) -> str:
     """Give the end of a text on one line of at most `width` characters, white space run together."""
     line = " ".join(text.split())

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from metronome.executor.v1 import executor_pb2
 from metronome.scheduler.v1 import state_pb2
-from metronome_cli.bars import bar, seconds
+from metronome_cli.bars import bar, counted, seconds
 from metronome_cli.columns import at
+from metronome_cli.notices import planning_failure_in_words
 
 _STATUS: Mapping[int, tuple[str, str]] = {
     state_pb2.REQUEST_STATUS_WAITING: ("waiting", "dim"),
@@ -54,7 +55,8 @@ def books_view(books: executor_pb2.GetStateResponse) -> RenderableType:
     names = {name.id: name.request_id for name in books.request_names}
     now_us = books.state.now_us
     executors = [_executor_view(executor, names, now_us) for executor in books.state.executors]
-    return Group(*executors, _counters(books.counters))
+    failure = planning_failure_in_words(books.planning_failure)
+    return Group(*executors, *([Text(failure, style="yellow")] if failure else []), _counters(books.counters))
 
 
 def _executor_view(executor: state_pb2.ExecutorState, names: dict[int, str], now_us: int) -> RenderableType:
@@ -64,9 +66,10 @@ def _executor_view(executor: state_pb2.ExecutorState, names: dict[int, str], now
         title.append("  draining", style="yellow")
     sizes = Table.grid(padding=(0, 2))
     sizes.add_row(
-        Text("batch", style="dim"), f"{limits.max_num_batched_tokens:,} tokens, {limits.max_num_seqs:,} requests"
+        Text("batch", style="dim"),
+        f"{counted(limits.max_num_batched_tokens, 'token')}, {counted(limits.max_num_seqs, 'request')}",
     )
-    sizes.add_row(Text("length", style="dim"), f"{limits.max_model_len:,} tokens a request")
+    sizes.add_row(Text("length", style="dim"), f"{counted(limits.max_model_len, 'token')} a request")
     sizes.add_row(Text("blocks", style="dim"), _blocks(executor.num_free_blocks, limits.num_blocks, limits.block_size))
     if limits.num_swap_blocks:
         swap = _blocks(executor.num_free_swap_blocks, limits.num_swap_blocks, limits.block_size)
@@ -76,7 +79,7 @@ def _executor_view(executor: state_pb2.ExecutorState, names: dict[int, str], now
 
 def _blocks(num_free: int, num_blocks: int, block_size: int) -> Text:
     used = num_blocks - num_free
-    figures = f" {used:,} of {num_blocks:,} used, {block_size} tokens each"
+    figures = f" {used:,} of {num_blocks:,} used, {counted(block_size, 'token')} each"
     return Text.assemble((bar(used, num_blocks, _BAR_WIDTH), "green on grey23"), figures)
 
 

@@ -21,6 +21,7 @@ _CLUSTER_STATE_FIELDS = {
 }
 # How protobuf's JSON parser tells the place of a fault: outside in, and in some messages once more at the end.
 _FAILED_FIELD = re.compile(r"Failed to parse (\w+) field: ")
+_NO_NUMBER = re.compile(r"invalid literal for int\(\) with base 10: (.*)|could not convert string to float: (.*)")
 _PLACE = re.compile(r' at "?(?:PlanRequest|PlanResponse|Policy)[\w.\[\]]*"?')
 
 
@@ -56,6 +57,10 @@ def _read_object(source: str, expected: str) -> dict[str, Any]:
         document = json.loads(read_text(source))
     except json.JSONDecodeError as error:
         raise CommandError(f"{source}, line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise CommandError(f"{source} is nested too deeply", f"give {expected}") from None
+    except ValueError:  # json reads whole numbers with int(), which has a limit
+        raise CommandError(f"{source} holds a number of too many digits") from None
     if not isinstance(document, dict):
         raise CommandError(f"{source} holds no JSON object", f"give {expected}")
     return document
@@ -73,4 +78,6 @@ def _place_and_fault(error: json_format.ParseError) -> str:
     first_line = str(error).partition("\n")[0]
     path = ".".join(_FAILED_FIELD.findall(first_line))
     fault = _PLACE.sub("", _FAILED_FIELD.sub("", first_line)).rstrip(".")
+    if no_number := _NO_NUMBER.fullmatch(fault):
+        fault = f"{no_number[1] or no_number[2]} is no number"
     return f"{path}: {fault}" if path else fault

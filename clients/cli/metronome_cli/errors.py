@@ -7,11 +7,16 @@ of the command line.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 
+from metronome_cli.command_error import CommandError
+from metronome_cli.stack.home import stack_home
 from metronome_client import MetronomeError
+
+__all__ = ["CommandError", "executor_errors", "explain", "failure_in_words", "scheduler_errors"]
 
 _REMEDIES = {
     "EMPTY_PROMPT": "give some text to continue",
@@ -20,7 +25,6 @@ _REMEDIES = {
     "NO_CHAT_TEMPLATE": "use `metronome generate`, which continues text",
     "QUEUE_FULL": "try again later, or name another executor with --executor",
     "MODEL_LOADING": "wait until `metronome status` shows it ready",
-    "DRAINING": "name another executor with --executor",
     "UNKNOWN_PROFILE": "name another with --profile",
 }
 
@@ -28,38 +32,35 @@ _REMEDIES = {
 _BROKEN_CONNECTION = ("Socket closed", "Stream removed", "Connection reset")
 
 
-class CommandError(Exception):
-    """A failure to show to the user: what is wrong and, where there is something, what to do."""
-
-    def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(f"{what.rstrip('.')}; {remedy}" if remedy else what)
-
-
-def executor_errors(address: str) -> AbstractContextManager[None]:
-    """Explain the failures of calls to the executor at `address`."""
-    return _explained("executor", address)
-
-
-def scheduler_errors(address: str) -> AbstractContextManager[None]:
-    """Explain the failures of calls to the scheduler at `address`."""
-    return _explained("scheduler", address)
-
-
 @contextmanager
-def _explained(service: str, address: str) -> Iterator[None]:
+def executor_errors(address: str, log: Path | None = None) -> Iterator[None]:
+    """Explain the failures of calls to the executor at `address`, which writes to `log` where that is known."""
     try:
         yield
     except MetronomeError as error:
-        raise explain(error, service, address) from None
+        raise explain(error, "executor", address, log=log) from None
 
 
-def explain(error: MetronomeError, service: str, address: str) -> CommandError:
-    """Say what a failed call to a service means to the user."""
+@contextmanager
+def scheduler_errors(address: str, state_file: str = "") -> Iterator[None]:
+    """Explain the failures of calls to the scheduler at `address`, about the state in `state_file`."""
+    try:
+        yield
+    except MetronomeError as error:
+        if state_file and error.reason and error.message.startswith("state"):
+            raise CommandError(f"{state_file}: {error.message}") from None
+        raise explain(error, "scheduler", address) from None
+
+
+def explain(error: MetronomeError, service: str, address: str, *, log: Path | None = None) -> CommandError:
+    """Say what a failed call to a service means to the user. `log`: the file of the service, where it is known."""
     another = f"start one with `metronome up` or name another with --{service}"
     if error.reason:
         return CommandError(error.message, _REMEDIES.get(error.reason, ""))
-    if any(text in error.message for text in _BROKEN_CONNECTION):
-        return CommandError(f"the {service} at {address} went away", "see its log")
+    if _is_broken_connection(error):
+        log = log or stack_home().log_of(address)
+        remedy = f"its log is {log}" if log is not None else "see its log, where it was started"
+        return CommandError(f"the {service} at {address} went away", remedy)
     match error.code:
         case grpc.StatusCode.UNAVAILABLE:
             return CommandError(f"no {service} answers at {address}", another)
@@ -69,3 +70,13 @@ def explain(error: MetronomeError, service: str, address: str) -> CommandError:
             return CommandError(f"what answers at {address} is no {service}", another)
         case _:
             return CommandError(f"{error.message} ({error.code.name})")
+
+
+def failure_in_words(error: MetronomeError) -> str:
+    """Say why a call failed where many do, and there is no room for a remedy."""
+    return "the executor went away" if _is_broken_connection(error) else error.message
+
+
+def _is_broken_connection(error: MetronomeError) -> bool:
+    """Whether the service was there, and went away."""
+    return any(text in error.message for text in _BROKEN_CONNECTION)

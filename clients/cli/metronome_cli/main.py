@@ -1,69 +1,49 @@
-"""The `metronome` command: its subcommands, and how each of them fails.
+"""Entry point of the `metronome` script: what can go wrong before and after the command line itself.
 
-A failure is one line on stderr, `error: what is wrong; what to do`, never a traceback. Exit status: 0 done, 1 failed,
-2 the command line is at fault, 130 Ctrl-C. Where the reader of stdout goes away the command ends with 1 and without a
-word; click sees to that.
+Before it are the imports: a package that is missing, and a Ctrl-C while they go on. After it is what is left in the
+buffer of stdout, which Python would write, and fail to, with a traceback.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
-import click
-
-from metronome_cli.commands.chat import chat
-from metronome_cli.commands.explain import explain
-from metronome_cli.commands.generate import generate
-from metronome_cli.commands.plan import plan
-from metronome_cli.commands.replay import replay
-from metronome_cli.commands.run import run
-from metronome_cli.commands.stack import down, status, up
-from metronome_cli.commands.state import state
-from metronome_cli.commands.verify import verify
-from metronome_cli.errors import CommandError
-
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+_EXTRA_PACKAGES = ("click", "rich")
+_EXIT_FAILED = 1
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version("metronome-llm"), prog_name="metronome")
-def metronome() -> None:
-    """Schedule LLM inference one iteration at a time: generate, look into an executor's books, ask for plans."""
-
-
-for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay):
-    metronome.add_command(command)
+def main() -> None:
+    """Run the command line of this process, and exit with its status."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends an import without a traceback
+    try:
+        import metronome_cli.command_line  # noqa: F401  # takes a moment, and may lack packages
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA_PACKAGES:
+            raise
+        sys.exit(f"error: the command line needs {package}; install 'metronome-llm[cli]'")
+    signal.signal(signal.SIGINT, interrupt)
+    status = run_command()
+    sys.exit(status if _is_flushed() else max(status, _EXIT_FAILED))
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit status."""
+    from metronome_cli.command_line import run_command as run
+
+    return run(arguments)
+
+
+def _is_flushed() -> bool:
+    """Write what stdout still holds; where that fails let the rest go nowhere."""
     try:
-        return metronome.main(args=arguments, prog_name="metronome", standalone_mode=False) or 0
-    except CommandError as error:
-        _print_error(str(error))
-        return EXIT_FAILED
-    except click.exceptions.NoArgsIsHelpError as error:  # `metronome` alone: its message is the help page
-        click.echo(error.format_message())
-        return error.exit_code
-    except click.ClickException as error:
-        _print_error(f"{error.format_message()} See `{_command_path(error)} --help`.")
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-
-
-def _print_error(line: str) -> None:
-    click.echo(click.style("error:", fg="red", bold=True) + f" {' '.join(line.split())}", err=True)
-
-
-def _command_path(error: click.ClickException) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    return context.command_path if context is not None else "metronome"
-
-
-def main() -> None:
-    """Entry point of the `metronome` script."""
-    sys.exit(run_command())
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metronome.scheduler.v1 import plan_pb2
+from metronome_cli.bars import counted
 from metronome_cli.columns import at
 from metronome_cli.reasons import reason_in_words, shortage_in_words
 
@@ -40,7 +41,7 @@ def decisions(plan: plan_pb2.ExecutorPlan) -> Iterator[Decision]:
             yield Decision(action=action, request=request, detail="", why=reason_in_words(reason))
     scheduled = plan.scheduled
     for request, num_tokens, reason in zip(scheduled.id, scheduled.num_tokens, scheduled.reason, strict=True):
-        detail = f"{num_tokens:,} token{'' if num_tokens == 1 else 's'}"
+        detail = counted(num_tokens, "token")
         yield Decision(action="run", request=request, detail=detail, why=reason_in_words(reason))
 
 
@@ -59,7 +60,7 @@ def composition_in_words(plan: plan_pb2.ExecutorPlan) -> str:
     """Say what the pass holds: "512 prefill tokens of 1 request, 7 decode tokens of 7 requests; about 412 ms"."""
     pass_ = plan.composition
     parts = [
-        f"{tokens:,} {phase} token{'' if tokens == 1 else 's'} of {requests} request{'' if requests == 1 else 's'}"
+        f"{counted(tokens, f'{phase} token')} of {counted(requests, 'request')}"
         for phase, tokens, requests in (
             ("prefill", pass_.num_prefill_tokens, pass_.num_prefill_requests),
             ("decode", pass_.num_decode_tokens, pass_.num_decode_requests),

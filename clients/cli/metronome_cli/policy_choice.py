@@ -9,13 +9,14 @@ import click
 
 from metronome.scheduler.v1 import scheduler_pb2
 from metronome_cli.documents import read_policy
+from metronome_cli.options import NAME
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def policy_options(command: _Command) -> _Command:
     """Add --profile and --policy, which arrive as `profile` and `policy_file`."""
-    profile = click.option("--profile", help="Policy, by the name of one of the scheduler's profiles.")
+    profile = click.option("--profile", type=NAME, help="Policy, by the name of one of the scheduler's profiles.")
     policy = click.option("--policy", "policy_file", metavar="POLICY.json", help="Policy, as a file with its settings.")
     return profile(policy(command))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from metronome_client.aio import AsyncInferenceClient
 from metronome_client.errors import MetronomeError
-from metronome_client.events import Delta, Event, Finished, FinishReason, Started, Usage
+from metronome_client.events import Delta, Event, Finished, FinishReason, Started, Usage, Waiting
 from metronome_client.inference import InferenceClient
 from metronome_client.recording import RecordingError, TruncatedRecordingError, read_recording
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt
@@ -35,5 +35,6 @@ __all__ = [
     "Started",
     "TruncatedRecordingError",
     "Usage",
+    "Waiting",
     "read_recording",
 ]

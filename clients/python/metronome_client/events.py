@@ -61,7 +61,15 @@ class Finished:
     index: int = 0
 
 
-Event = Started | Delta | Finished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Something besides its turn keeps the request waiting: `detail` says what, in a sentence for people."""
+
+    detail: str
+    num_ahead: int = 0
+
+
+Event = Started | Delta | Finished | Waiting
 
 
 def event_from_message(message: inference_pb2.GenerateResponse) -> Event | None:
@@ -74,7 +82,9 @@ def event_from_message(message: inference_pb2.GenerateResponse) -> Event | None:
             return Delta(text=delta.text, token_ids=tuple(delta.token_ids), index=delta.index)
         case "finished":
             return _finished(message.finished)
-        case _:  # a heartbeat, or an event of a later version of the contract
+        case "heartbeat" if message.heartbeat.detail:
+            return Waiting(detail=message.heartbeat.detail, num_ahead=message.heartbeat.num_ahead)
+        case _:  # a heartbeat that says no more than that, or an event of a later version of the contract
             return None
 
 

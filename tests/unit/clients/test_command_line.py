@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc.code_pb2 import Code
 
 from metronome.scheduler.v1 import plan_pb2, scheduler_pb2
 from metronome_cli.errors import explain
 from metronome_cli.main import run_command
+from metronome_cli.options import ADDRESS
 from metronome_client import MetronomeError
-from support.fake_services import FakeExecutor, FakeScheduler, serving
+from support.fake_services import FakeExecutor, FakeScheduler, refuse, serving
 
 EXAMPLE_STATE = Path(__file__).parents[3] / "docs" / "examples" / "state.json"
 
@@ -81,6 +85,31 @@ def test_generate_reads_a_prompt_from_a_file(tmp_path, capsys):
         run("generate", "--prompt-file", tmp_path / "prompt.txt", "--executor", address)
 
     assert executor.requests[0].text == "from a file"
+
+
+def test_generate_says_once_beside_the_answer_why_it_waits(capsys):
+    with serving(FakeExecutor(planning_failure="no scheduler answers at here")) as address:
+        assert run("generate", "x", "--executor", address) == 0
+
+    output = capsys.readouterr()
+    assert output.out == " once upon a time\n"
+    assert output.err == "no scheduler answers at here; waiting requests stay\n"
+
+
+def test_state_says_why_there_are_no_plans(capsys):
+    with serving(FakeExecutor(planning_failure="no scheduler answers at here")) as address:
+        assert run("state", "--executor", address) == 0
+
+    assert "no scheduler answers at here; waiting requests stay\n" in capsys.readouterr().out
+
+
+def test_tables_in_a_file_end_their_lines_with_their_last_word_and_cut_nothing(capsys):
+    with serving(FakeExecutor(planning_failure="x" * 300)) as address:
+        run("state", "--executor", address)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert "x" * 300 + "; waiting requests stay" in lines
 
 
 def test_chat_with_a_model_without_a_template_says_what_to_use(capsys):
@@ -180,6 +209,13 @@ def test_an_unknown_profile_is_one_line(capsys):
         ("generate", "x", "--prompt-file", "y"),
         ("generate", "x", "--max-tokens", "many"),
         ("generate", "x", "--top-k", str(2**40)),
+        ("generate", "x", "--max-tokens", "0"),
+        ("generate", "x", "--stop", "\udcff"),
+        ("generate", "x", "--tenant", "\udcff"),
+        ("plan", EXAMPLE_STATE, "--profile", "\udcff"),
+        ("generate", "x", "--executor", ""),
+        ("run", "--scheduler", "garbage"),
+        ("up", "--model", ""),
         ("dance",),
         ("run", "--num-requests", "0"),
     ],
@@ -197,7 +233,9 @@ def test_a_wrong_command_line_is_one_line_and_exit_status_2(arguments, capsys):
     [
         ("{", "line 1, column 2"),
         ("[]", "holds no JSON object"),
-        ('{"executors": [{"iteration": "soon"}]}', "state.executors.iteration: invalid literal"),
+        ("[" * 100_000, "is nested too deeply"),
+        ("1" * 5_000, "holds a number of too many digits"),
+        ('{"executors": [{"iteration": "soon"}]}', "state.executors.iteration: 'soon' is no number"),
         (
             '{"executors": [{"requests": {"ident": [1]}}]}',
             'state.executors.requests: Message type "metronome.scheduler.v1.RequestTable" has no field named "ident"',
@@ -213,10 +251,103 @@ def test_a_broken_state_is_one_line_with_the_place(content, place, tmp_path, cap
     assert error.count("\n") == 1
 
 
+def test_what_the_scheduler_finds_in_a_state_names_its_file(tmp_path, capsys):
+    class Strict(FakeScheduler):
+        def Plan(self, request: scheduler_pb2.PlanRequest, context: grpc.ServicerContext) -> scheduler_pb2.PlanResponse:
+            refuse(context, Code.INVALID_ARGUMENT, "MISSING_FIELD", "state: is required")
+            return self.response
+
+    (tmp_path / "empty.json").write_text("{}")
+    with serving(Strict(scheduler_pb2.PlanResponse())) as address:
+        assert run("plan", tmp_path / "empty.json", "--scheduler", address) == 1
+
+    assert capsys.readouterr().err == f"error: {tmp_path / 'empty.json'}: state: is required\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-tokens", "abc"), "'abc' is no whole number"),
+        (("--max-tokens", "0"), "0 is less than 1"),
+        (("--top-k", "-1"), "-1 is less than 0"),
+        (("--executor", ""), "'' is no address; give HOST:PORT"),
+        (("--tenant", "\udcff"), "is not UTF-8 text"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_in_words(arguments, words, capsys):
+    assert run("generate", "x", *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "10.0.0.1:50052", "[::1]:50052", "unix:/tmp/x", "dns:///a.b:1"])
+def test_an_address_is_what_grpc_takes(address):
+    assert ADDRESS.convert(address, None, None) == address
+
+
+def test_the_help_of_generate_shows_no_machine_limits(capsys):
+    assert run("generate", "--help") == 0
+    assert "2147483648" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("command", [("generate", "x"), ("generate", "x", "--json"), ("state",), ("run",)])
+def test_an_output_that_cannot_be_written_is_one_line(command):
+    with serving(FakeExecutor()) as address, open("/dev/full", "w") as full:
+        arguments = [sys.executable, "-m", "metronome_cli", *command, "--executor", address]
+        done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_packages_of_the_command_line_it_names_the_extra(package):
+    code = f"import sys; sys.modules[{package!r}] = None; from metronome_cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    line = f"error: the command line needs {package}; install 'metronome-llm[cli]'\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_ctrl_c_while_the_command_line_is_imported_leaves_no_traceback(tmp_path):
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "from metronome_cli.main import main; main()"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b""
+        assert process.wait(30) in (-signal.SIGINT, 130)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_unwinds(number, tmp_path):
+    (tmp_path / "prompt.txt").write_text("hang")
+    executor = FakeExecutor()
+    with serving(executor) as address:
+        command = [sys.executable, "-m", "metronome_cli", "run", "--executor", address, "--prompts-dir", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            process.stdout.readline()  # the heading of the passes: the run goes on
+            process.send_signal(number)
+            assert process.wait(30) == 128 + number
+
+
+def test_a_run_whose_reader_goes_away_ends_silently():
+    with serving(FakeExecutor()) as address:
+        command = [sys.executable, "-m", "metronome_cli", "run", "--executor", address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(30) == 1
+
+
 @pytest.mark.parametrize(
     ("code", "message", "line"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)", "the executor at here went away; see its log"),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Stream removed (Socket closed)",
+            "the executor at here went away; see its log, where it was started",
+        ),
         (grpc.StatusCode.INTERNAL, "it broke", "it broke (INTERNAL)"),
         (
             grpc.StatusCode.UNIMPLEMENTED,

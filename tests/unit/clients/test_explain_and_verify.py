@@ -122,7 +122,7 @@ def test_the_policy_of_a_whole_request_is_the_one_to_verify_by(tmp_path: Path, p
     ("content", "place"),
     [
         ("[]", "plan.json holds no JSON object; give a PlanResponse or an ExecutorPlan"),
-        ('{"plans": [{"iteration": "soon"}]}', "plans.iteration: invalid literal"),
+        ('{"plans": [{"iteration": "soon"}]}', "plans.iteration: 'soon' is no number"),
     ],
 )
 def test_a_broken_plan_is_one_line_with_the_place(

@@ -11,16 +11,23 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
-from metronome_cli.errors import CommandError
+from executor_service.config import parse_config
+from metronome.scheduler.v1 import scheduler_pb2
+from metronome_cli.errors import CommandError, explain
 from metronome_cli.main import run_command
+from metronome_cli.run.directory import run_directory
 from metronome_cli.stack.home import StackHome
 from metronome_cli.stack.identity import identify
+from metronome_cli.stack.local import StackSettings, start_stack
 from metronome_cli.stack.logs import ProgressReader, reason_of_death
 from metronome_cli.stack.services import ExecutorSettings, executor_command
 from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serving
-from metronome_cli.stack.stop import stop_all
+from metronome_cli.stack.stop import GRACE_S, stop_all
+from metronome_client import MetronomeError
+from support.fake_services import FakeExecutor, FakeScheduler, serving
 
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -131,6 +138,127 @@ def test_a_damaged_record_is_an_error(tmp_path):
         StackHome(tmp_path).running()
 
 
+@pytest.mark.parametrize("record", ['[{"name": "x"}]', "7", '{"a": 1}', '[{"name": "x", "process": {"pid": 1}}]'])
+def test_a_record_that_is_none_is_damaged_too(record, tmp_path):
+    (tmp_path / "stack.json").write_text(record)
+
+    with pytest.raises(CommandError, match="damaged"):
+        StackHome(tmp_path).running()
+
+
+def test_the_log_of_a_service_is_known_after_its_death(sleeper, tmp_path, monkeypatch):
+    monkeypatch.setenv("METRONOME_HOME", str(tmp_path))
+    StackHome(tmp_path).record([service(sleeper, tmp_path)], ["127.0.0.1:9"])
+    sleeper.kill()
+    sleeper.wait()
+
+    error = explain(MetronomeError(grpc.StatusCode.UNAVAILABLE, "", "Socket closed", {}), "executor", "127.0.0.1:9")
+    assert str(error) == f"the executor at 127.0.0.1:9 went away; its log is {tmp_path / 'executor.log'}"
+
+
+def test_status_names_the_directory_and_the_whole_log_and_why_no_plans_come(sleeper, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("METRONOME_HOME", str(tmp_path))
+    monkeypatch.setattr("metronome_cli.commands.stack.is_serving", lambda address: True)
+    with serving(FakeExecutor(planning_failure="no scheduler answers at here")) as address:
+        StackHome(tmp_path).record([service(sleeper, tmp_path)], [address])
+        assert run_command(["status"]) == 0
+
+    shown = capsys.readouterr().out
+    assert f"The stack of {tmp_path}\n" in shown
+    assert f"{tmp_path / 'executor.log'}\n" in shown
+    assert "no scheduler answers at here; waiting requests stay\n" in shown
+
+
+def test_down_waits_longer_than_an_executor_may_take_to_drain():
+    executor = parse_config([], {})  # `metronome up` leaves its --grace-s alone
+
+    assert executor.grace_s + 10 <= GRACE_S
+
+
+def test_down_leaves_no_address_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("METRONOME_HOME", str(tmp_path))
+    (tmp_path / "executor.address").write_text("127.0.0.1:9")
+
+    run_command(["down"])
+
+    assert not (tmp_path / "executor.address").exists()
+
+
+def start_executor_of(scheduler_address: str, profile: str | None, directory: Path) -> None:
+    settings = StackSettings(executor=ExecutorSettings(profile=profile), scheduler_address=scheduler_address)
+    start_stack(
+        settings,
+        directory,
+        Lifetime.WITH_PARENT,
+        on_progress=lambda message: None,
+        on_launch=lambda services: pytest.fail("it was started all the same"),
+    )
+
+
+def test_a_profile_that_the_scheduler_lacks_is_refused_before_an_executor_starts(tmp_path):
+    with (
+        serving(FakeScheduler(scheduler_pb2.PlanResponse())) as address,
+        pytest.raises(CommandError, match="has no profile 'nope'; there are fifo"),
+    ):
+        start_executor_of(address, "nope", tmp_path)
+
+
+def test_a_scheduler_that_does_not_answer_is_refused_before_an_executor_starts(tmp_path):
+    with pytest.raises(CommandError, match="no scheduler answers"):
+        start_executor_of("127.0.0.1:1", None, tmp_path)
+
+
+def test_a_port_that_is_taken_names_the_flag_of_up(tmp_path, monkeypatch):
+    code = "import sys; sys.exit('error: port 1 is taken; choose another with --port')"
+    launched = launch("executor", script(tmp_path, monkeypatch, code), tmp_path, Lifetime.DETACHED)
+
+    with pytest.raises(CommandError, match="choose another with --executor-port"):
+        wait_until_serving(launched, timeout_s=30, on_progress=lambda message: None)
+
+
+def test_a_run_that_went_well_leaves_nothing(tmp_path):
+    with run_directory(tmp_path) as directory:
+        assert directory.path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_failed_leaves_its_logs_until_the_next(tmp_path):
+    def fail() -> None:
+        with run_directory(tmp_path) as directory:
+            directory.executor_log.touch()
+            raise CommandError("it failed")
+
+    with pytest.raises(CommandError):
+        fail()
+    (failed,) = tmp_path.iterdir()
+
+    with run_directory(tmp_path):
+        assert not failed.exists()
+
+
+def test_the_directory_of_a_run_that_goes_on_is_left_alone(tmp_path):
+    with run_directory(tmp_path) as first:
+        with run_directory(tmp_path):
+            pass
+        assert first.path.is_dir()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
+    code = f"""
+import os, signal
+from pathlib import Path
+from metronome_cli.run.directory import run_directory
+with run_directory(Path({str(tmp_path)!r})):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert len(list(tmp_path.glob("run-*"))) == 1
+
+    with run_directory(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_commands_do_not_work_on_one_stack_at_once(tmp_path):
     home = StackHome(tmp_path)
 
@@ -147,7 +275,7 @@ def test_up_refuses_while_a_stack_runs_and_down_stops_it(sleeper, tmp_path, monk
     assert run_command(["down"]) == 0
     assert sleeper.wait(10) == -signal.SIGTERM
     assert run_command(["down"]) == 0
-    assert capsys.readouterr().out == "stopped executor\nnothing runs\n"
+    assert capsys.readouterr().out == f"stopped executor\nno stack of {tmp_path} runs\n"
 
 
 def test_a_service_that_dies_while_starting_gives_its_last_words(tmp_path, monkeypatch):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from metronome.executor.v1 import executor_pb2
 from metronome.inference.v1 import inference_pb2
 from metronome.scheduler.v1 import state_pb2
-from metronome_cli.bars import bar, seconds, tail
+from metronome_cli.bars import bar, counted, seconds, tail
 from metronome_cli.errors import CommandError
 from metronome_cli.run.board import Board
+from metronome_cli.run.live_view import draw, figures
 from metronome_cli.run.progress import Phase, RequestProgress, on_event, on_failure, on_row
 from metronome_cli.run.summary import percentile, planning_share, summarize
 from metronome_cli.run.tables import pass_cells, summary_lines
@@ -84,6 +88,59 @@ def test_a_failed_request_keeps_the_reason():
 )
 def test_the_books_tell_the_phase(status, computed, output, phase):
     assert row(answered(), status, computed=computed, output=output).phase is phase
+
+
+def test_a_request_that_was_evicted_is_no_longer_in_prefill():
+    decoding = answered(10.5)
+    evicted = on_row(
+        decoding,
+        status=state_pb2.REQUEST_STATUS_WAITING,
+        num_computed_tokens=0,
+        num_output_tokens=1,
+        num_preemptions=1,
+    )
+
+    assert evicted.phase is Phase.EVICTED
+
+
+def test_figures_say_what_they_count():
+    assert figures(answered()) == "0/5 in"
+    assert figures(row(answered(), state_pb2.REQUEST_STATUS_RUNNING, computed=2, output=0)) == "2/5 in"
+    assert figures(answered(10.5)) == "1/3 out"
+    again = row(answered(10.5, 10.6, 10.7), state_pb2.REQUEST_STATUS_RUNNING, computed=3, output=3)
+    assert figures(again) == "3/7 in"  # the prompt and two of the answer's tokens; the third is the next input
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 tokens"), (1, "1 token"), (2302, "2,302 tokens")])
+def test_one_of_a_thing_is_not_many(number, words):
+    assert counted(number, "token") == words
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (60, 12), (80, 24), (120, 40)])
+def test_every_size_of_terminal_shows_the_passes_and_why_there_are_none(width, height):
+    board = Board(model=inference_pb2.GetModelInfoResponse(), started_at=10.0, num_blocks=8)
+    board.requests = [answered(10.5) for _ in range(9)]
+    board.passes = [executor_pb2.Pass(iteration=7041, num_free_blocks=2)]
+    board.planning_failure = "no scheduler answers"
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+
+    console.print(draw(board, console, width=width, height=height))
+
+    frame = console.file.getvalue()
+    assert frame.count("\n") <= height
+    assert "7041" in frame
+    assert "no scheduler answers" in frame
+
+
+def test_where_not_all_answers_fit_those_that_go_on_are_shown():
+    board = Board(model=inference_pb2.GetModelInfoResponse(), started_at=10.0, num_blocks=8)
+    done = on_event(answered(10.5), Finished(reason=FinishReason.LENGTH, usage=USAGE), 10.6)
+    board.requests = [*[done] * 8, on_event(sent("the-last"), Delta(text="x", token_ids=(1,)), 10.5)]
+    console = Console(file=io.StringIO(), width=60, color_system=None)
+
+    console.print(draw(board, console, width=60, height=12))
+
+    assert "the-last" in console.file.getvalue()
 
 
 def test_books_older_than_the_stream_are_ignored():

@@ -9,14 +9,15 @@ import click
 
 from metronome_cli.errors import CommandError, executor_errors
 from metronome_cli.inputs import STDIN, utf8
-from metronome_cli.options import INT32, INT64, executor_option
-from metronome_client import ChatMessage, Delta, GenerateOptions, InferenceClient
+from metronome_cli.notices import WaitNotices
+from metronome_cli.options import INT64, POSITIVE, TEXT, executor_option
+from metronome_client import ChatMessage, Delta, GenerateOptions, InferenceClient, Waiting
 
 
 @click.command()
 @executor_option
-@click.option("--system", default="", help="Instruction that opens the conversation.")
-@click.option("--max-tokens", type=INT32, default=512, show_default=True, help="Most tokens of one answer.")
+@click.option("--system", type=TEXT, default="", help="Instruction that opens the conversation.")
+@click.option("--max-tokens", type=POSITIVE, default=512, show_default=True, help="Most tokens of one answer.")
 @click.option("--temperature", type=float, default=0.7, show_default=True, help="0: the most likely token always.")
 @click.option("--seed", type=INT64, help="Make the choice repeatable.")
 def chat(executor: str, system: str, max_tokens: int, temperature: float, seed: int | None) -> None:
@@ -46,11 +47,13 @@ def _read_turn() -> str | None:
 
 def _answer(client: InferenceClient, messages: list[ChatMessage], options: GenerateOptions) -> str:
     """Print the model's turn as it comes, and give it whole."""
-    text = ""
+    text, notices = "", WaitNotices()
     with closing(client.generate(messages, options)) as events:
         for event in events:
             if isinstance(event, Delta):
                 click.echo(event.text, nl=False)
                 text += event.text
+            elif isinstance(event, Waiting):
+                notices.show(event)
     click.echo()
     return text

@@ -25,7 +25,7 @@ def explain(state_file: str, scheduler: str, profile: str | None, policy_file: s
     request = read_plan_request(state_file)
     choose_policy(request, profile, policy_file)
     request.explain = True
-    with scheduler_errors(scheduler), SchedulerClient(scheduler) as client:
+    with scheduler_errors(scheduler, state_file), SchedulerClient(scheduler) as client:
         response = client.plan(request)
     console = table_console()
     for executor, plan in zip(request.state.executors, response.plans, strict=True):

@@ -12,35 +12,40 @@ import click
 
 from metronome_cli.errors import executor_errors
 from metronome_cli.inputs import STDIN, read_text, utf8
-from metronome_cli.options import INT32, INT64, executor_option
-from metronome_client import Delta, Event, GenerateOptions, InferenceClient
+from metronome_cli.notices import WaitNotices
+from metronome_cli.options import INT32, INT64, POSITIVE, TEXT, WHOLE, executor_option
+from metronome_client import Delta, Event, GenerateOptions, InferenceClient, Waiting
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file.")
 @executor_option
-@click.option("--max-tokens", type=INT32, default=128, show_default=True, help="Most tokens to generate.")
+@click.option(
+    "--max-tokens", type=POSITIVE, default=128, show_default=True, help="Most tokens to generate, at least 1."
+)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the most likely token always.")
-@click.option("--top-k", type=INT32, default=0, help="Choose among the k most likely tokens; 0: among all.")
+@click.option("--top-k", type=WHOLE, default=0, help="Choose among the k likeliest tokens; 0: among all.")
 @click.option("--top-p", type=float, help="Choose among the likeliest tokens that together reach this probability.")
 @click.option("--seed", type=INT64, help="Make the choice repeatable.")
-@click.option("--stop", multiple=True, help="String that ends the answer; may be repeated.")
+@click.option("--stop", type=TEXT, multiple=True, help="String that ends the answer; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end tokens.")
 @click.option("--priority", type=INT32, default=0, help="Larger is more important.")
-@click.option("--tenant", default="", help="Whose request it is.")
+@click.option("--tenant", type=TEXT, default="", help="Whose request it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
 def generate(prompt: str | None, prompt_file: str | None, executor: str, as_json: bool, **sampling: object) -> None:
     """Continue a PROMPT (`-`: stdin)."""
     text = read_prompt(prompt, prompt_file)
     options = GenerateOptions(**sampling)  # type: ignore[arg-type]  # click has checked them
-    show = _show_json if as_json else _show_text
+    show, notices = _show_json if as_json else _show_text, WaitNotices()
     with (
         executor_errors(executor),
         InferenceClient(executor) as client,
         closing(client.generate(text, options)) as events,
     ):
         for event in events:
+            if isinstance(event, Waiting):
+                notices.show(event)
             show(event)
     if not as_json:
         click.echo()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 from google.protobuf import json_format
-from rich.console import Console
 
+from metronome_cli.consoles import table_console
 from metronome_cli.documents import read_plan_request
 from metronome_cli.errors import scheduler_errors
 from metronome_cli.options import scheduler_option
@@ -31,11 +31,11 @@ def plan(
     request = read_plan_request(state_file)
     choose_policy(request, profile, policy_file)
     request.explain |= explain
-    with scheduler_errors(scheduler), SchedulerClient(scheduler) as client:
+    with scheduler_errors(scheduler, state_file), SchedulerClient(scheduler) as client:
         response = client.plan(request)
     if as_json:
         click.echo(json_format.MessageToJson(response))
         return
-    console = Console(highlight=False)
+    console = table_console()
     for executor_plan in response.plans:
         console.print(plan_view(executor_plan))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
 from types import FrameType
 
 import click
 from rich.console import Console
 
-from metronome_cli.errors import CommandError, executor_errors
+from metronome_cli.command_error import CommandError
+from metronome_cli.consoles import table_console
+from metronome_cli.errors import executor_errors, explain
+from metronome_cli.options import ADDRESS, NAME, WholeNumber
 from metronome_cli.progress_line import progress_line
 from metronome_cli.run.board import Board
+from metronome_cli.run.directory import run_directory
 from metronome_cli.run.live_view import LiveView
 from metronome_cli.run.plain_view import PlainView
 from metronome_cli.run.session import run_session
@@ -33,21 +34,26 @@ from metronome_cli.stack.start import Lifetime
 # A cache that the built-in prompts nearly fill (3,072 tokens), so that the blocks are something to watch.
 DEFAULT_NUM_BLOCKS = 192
 LOG_WIDTH = 110  # columns, where stdout is no terminal that has a width of its own
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 @click.command()
-@click.option("--model", help="Model to run: gemma3-270m, a directory, a GGUF file or a Hugging Face id.")
+@click.option("--model", type=NAME, help="Model to run: gemma3-270m, a directory, a GGUF file or a Hugging Face id.")
 @click.option(
     "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="Number type of the model."
 )
-@click.option("--num-blocks", type=click.IntRange(1), default=DEFAULT_NUM_BLOCKS, show_default=True, help="KV blocks.")
-@click.option("--num-swap-blocks", type=click.IntRange(0), help="KV blocks of CPU swap space.")
-@click.option("--num-requests", type=click.IntRange(1, 1000), help="Requests to send. Default: each prompt once.")
+@click.option("--num-blocks", type=WholeNumber(1), default=DEFAULT_NUM_BLOCKS, show_default=True, help="KV blocks.")
+@click.option("--num-swap-blocks", type=WholeNumber(0), help="KV blocks of CPU swap space.")
+@click.option("--num-requests", type=WholeNumber(1, 1000), help="Requests to send. Default: each prompt once.")
 @click.option("--prompts-dir", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Texts to continue.")
-@click.option("--executor", metavar="HOST:PORT", help="Use an executor that runs already; nothing is started.")
+@click.option("--profile", type=NAME, help="Profile that the executor asks the scheduler to plan by.")
 @click.option(
-    "--scheduler", metavar="HOST:PORT", help="Use a scheduler that runs already; only an executor is started."
+    "--executor", metavar="HOST:PORT", type=ADDRESS, help="Use an executor that runs already; nothing is started."
+)
+@click.option(
+    "--scheduler",
+    metavar="HOST:PORT",
+    type=ADDRESS,
+    help="Use a scheduler that runs already; only an executor is started.",
 )
 def run(
     model: str | None,
@@ -56,6 +62,7 @@ def run(
     num_swap_blocks: int | None,
     num_requests: int | None,
     prompts_dir: Path | None,
+    profile: str | None,
     executor: str | None,
     scheduler: str | None,
 ) -> None:
@@ -65,14 +72,27 @@ def run(
     stops what it started.
     """
     workload = build_workload(load_prompts(prompts_dir), num_requests, run_id=secrets.token_hex(4))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+    console = table_console(LOG_WIDTH)
     settings = StackSettings(
-        executor=ExecutorSettings(model=model, dtype=dtype, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks),
+        executor=ExecutorSettings(
+            model=model, dtype=dtype, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, profile=profile
+        ),
         scheduler_address=scheduler,
     )
-    with _terminating_in_order(), _executor(executor, settings, console) as address, executor_errors(address):
-        board = _run(address, workload, console)
-    _report(board, console)
+    board = None
+    try:
+        with (
+            _terminating_in_order(),
+            _executor(executor, settings, console) as (address, log),
+            executor_errors(address, log),
+        ):
+            board = _run(address, workload, console)
+            if board.watch_error is not None and not board.is_finished:
+                raise explain(board.watch_error, "executor", address, log=log)  # which keeps the log
+    finally:
+        if board is not None:
+            _report(board, console)
+    _check_all_finished(board)
 
 
 def _run(address: str, workload: list[WorkloadRequest], console: Console) -> Board:
@@ -86,29 +106,26 @@ def _report(board: Board, console: Console) -> None:
     summary = summarize(board)
     console.print(answers_in_full(board.requests))
     console.print(summary_panel(summary))
+
+
+def _check_all_finished(board: Board) -> None:
+    summary = summarize(board)
     if summary.num_finished < summary.num_requests:
         failed = summary.num_requests - summary.num_finished
         raise CommandError(f"{failed} of {summary.num_requests} requests did not finish")
 
 
 @contextmanager
-def _executor(address: str | None, settings: StackSettings, console: Console) -> Iterator[str]:
-    """Give the address of the executor to use, started where none was named, and stop what was started."""
+def _executor(address: str | None, settings: StackSettings, console: Console) -> Iterator[tuple[str, Path | None]]:
+    """Give the address of the executor to use, started where none was named, and stop what was started.
+
+    With it goes the executor's log, where it was started here.
+    """
     if address is not None:
-        yield address
+        yield address, None
         return
-    home = stack_home().directory
-    home.mkdir(parents=True, exist_ok=True)
-    directory = Path(mkdtemp(prefix="run-", dir=home))
-    try:
-        with _started_stack(settings, directory, console) as stack:
-            yield stack.executor_address
-    except CommandError:
-        raise  # the logs in the directory say more about it
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
+    with run_directory(stack_home().directory) as directory, _started_stack(settings, directory.path, console) as stack:
+        yield stack.executor_address, directory.executor_log
 
 
 @contextmanager
@@ -127,13 +144,14 @@ def _started_stack(settings: StackSettings, directory: Path, console: Console) -
 
 @contextmanager
 def _terminating_in_order() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, so that what was started is stopped."""
+    """Let SIGTERM, and SIGHUP of a terminal that closes, unwind as Ctrl-C does: what was started is stopped."""
 
     def unwind(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
+        raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, unwind)
+    previous = {number: signal.signal(number, unwind) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import click
 from google.protobuf import json_format
-from rich.console import Console
 from rich.live import Live
 
 from metronome_cli.books_view import books_view
+from metronome_cli.consoles import table_console
 from metronome_cli.errors import executor_errors
 from metronome_cli.options import executor_option
 from metronome_client import InferenceClient
@@ -34,7 +34,7 @@ def state(executor: str, watch: bool, as_json: bool) -> None:
             if as_json:
                 click.echo(json_format.MessageToJson(books))
             else:
-                Console(highlight=False).print(books_view(books))
+                table_console().print(books_view(books))
         elif as_json:
             _watch_json(client)
         else:
@@ -42,7 +42,7 @@ def state(executor: str, watch: bool, as_json: bool) -> None:
 
 
 def _watch(client: InferenceClient) -> None:
-    console = Console(highlight=False)
+    console = table_console()
     with (
         Live(console=console, auto_refresh=False) as live,
         closing(client.watch_state(min_interval_s=_WATCH_INTERVAL_S)) as changes,

@@ -45,7 +45,7 @@ def verify(
         case "profile":
             request.profile = asked.profile
     choose_policy(request, profile, policy_file)
-    with scheduler_errors(scheduler), SchedulerClient(scheduler) as client:
+    with scheduler_errors(scheduler, state_file), SchedulerClient(scheduler) as client:
         violations = client.verify(request)
     if not violations:
         click.echo("keeps all invariants")

@@ -1,6 +1,7 @@
 """The main job of `make run`: real prompts at once, shown pass by pass, and the figures at the end.
 
 workload.py    what is asked
+directory.py   where the files of a run are, and for how long
 progress.py    how far each request is (values and pure transitions)
 board.py       all that there is to see
 session.py     sends the requests, watches the books, keeps the board

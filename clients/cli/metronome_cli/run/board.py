@@ -8,14 +8,16 @@ from typing import Protocol
 
 from metronome.executor.v1 import executor_pb2
 from metronome.inference.v1 import inference_pb2
-from metronome_cli.run.progress import RequestProgress
+from metronome_cli.run.progress import Phase, RequestProgress
+from metronome_client import MetronomeError
 
 
 @dataclass(slots=True, kw_only=True)
 class Board:
     """The requests in the order of the workload, the passes in the order of their iterations.
 
-    Times are seconds of the monotonic clock; `ended_at` is that of the last answer's end.
+    Times are seconds of the monotonic clock; `ended_at` is that of the last answer's end. `planning_failure`: why no
+    scheduler gives plans, or empty. `watch_error`: what ended the watch of the books before its time.
     """
 
     model: inference_pb2.GetModelInfoResponse
@@ -24,6 +26,13 @@ class Board:
     ended_at: float | None = None
     requests: list[RequestProgress] = field(default_factory=list)
     passes: list[executor_pb2.Pass] = field(default_factory=list)
+    planning_failure: str = ""
+    watch_error: MetronomeError | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every request got its whole answer."""
+        return all(progress.phase is Phase.DONE for progress in self.requests)
 
 
 class View(Protocol):

@@ -1,4 +1,4 @@
-"""The board as lines, for a pipe or a log: one for each pass, one for each answer that ends."""
+"""The board as lines, for a pipe or a log: one for each pass, one for each answer that ends, one where plans fail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from metronome.executor.v1 import executor_pb2
+from metronome_cli.notices import planning_failure_in_words
 from metronome_cli.run.board import Board
 from metronome_cli.run.progress import Phase, RequestProgress
 from metronome_cli.run.tables import LEFT_ALIGNED, PASS_HEADINGS, answer_facts, pass_cells
@@ -14,6 +15,7 @@ from metronome_cli.run.tables import LEFT_ALIGNED, PASS_HEADINGS, answer_facts, 
 _WIDTHS = (5, 9, 6, 4, 4, 4, 9, 16, 7, 5)
 _BAR_WIDTH = 16
 _HEADING_EVERY = 40
+PLANNING_AGAIN = "a scheduler gives plans again"
 
 
 class PlainView:
@@ -22,9 +24,13 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._num_lines = 0
+        self._planning_failure = ""
 
     def refresh(self, board: Board) -> None:
-        """Do nothing: lines come when something happens."""
+        """Print why there are no plans, where that is new; other lines come when something happens."""
+        if board.planning_failure != self._planning_failure:
+            self._planning_failure = board.planning_failure
+            self._print(f"  {planning_failure_in_words(board.planning_failure) or PLANNING_AGAIN}")
 
     def passes_done(self, board: Board, passes: Sequence[executor_pb2.Pass]) -> None:
         """Print a line a pass."""

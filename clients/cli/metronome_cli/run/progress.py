@@ -1,7 +1,7 @@
 """How far a request is, as its client sees it: a value, and the events that turn it into the next one.
 
     WAITING → PREFILL → DECODE → DONE      and at any point FAILED; from PREFILL and DECODE
-                                           also SWAPPED or WAITING, where an eviction sets it back
+                                           also SWAPPED or EVICTED, where an eviction sets it back
 
 The stream of the answer says when the first token came; the executor's books say what happens before it.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from metronome.scheduler.v1 import state_pb2
 from metronome_cli.run.workload import WorkloadRequest
-from metronome_client import Delta, Event, Finished, Started, Usage
+from metronome_client import Delta, Event, Finished, Started, Usage, Waiting
 
 
 class Phase(enum.Enum):
@@ -23,19 +23,24 @@ class Phase(enum.Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     SWAPPED = "swapped"
+    EVICTED = "evicted"
     DONE = "done"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
-    """One request. Times are seconds of the monotonic clock; `token_times`: when each delta with tokens arrived."""
+    """One request. Times are seconds of the monotonic clock; `token_times`: when each delta with tokens arrived.
+
+    `num_tokens_to_compute`: what prefill has to store, which after an eviction is the answer so far too.
+    """
 
     request: WorkloadRequest
     sent_at: float
     phase: Phase = Phase.WAITING
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
+    num_tokens_to_compute: int = 0
     num_output_tokens: int = 0
     max_tokens: int = 0
     text: str = ""
@@ -75,6 +80,8 @@ def on_event(progress: RequestProgress, event: Event, now: float) -> RequestProg
             )
         case Finished():
             return replace(progress, phase=Phase.DONE, usage=event.usage)
+        case Waiting():  # the executor's books say the same for all requests
+            return progress
 
 
 def on_failure(progress: RequestProgress, error: str) -> RequestProgress:
@@ -83,18 +90,28 @@ def on_failure(progress: RequestProgress, error: str) -> RequestProgress:
 
 
 def on_row(
-    progress: RequestProgress, *, status: int, num_computed_tokens: int, num_output_tokens: int
+    progress: RequestProgress,
+    *,
+    status: int,
+    num_computed_tokens: int,
+    num_output_tokens: int,
+    num_preemptions: int = 0,
 ) -> RequestProgress:
     """Take in the request's row of the executor's books, which may be older than the last event."""
     is_older = bool(progress.token_times) and num_output_tokens == 0
     if progress.has_ended or is_older:
         return progress
+    num_tokens_to_compute = progress.num_prompt_tokens + max(0, num_output_tokens - 1)
     match status:
         case state_pb2.REQUEST_STATUS_RUNNING:
-            num_stored_in_decode = progress.num_prompt_tokens + max(0, num_output_tokens - 1)
-            phase = Phase.PREFILL if num_computed_tokens < num_stored_in_decode else Phase.DECODE
+            phase = Phase.PREFILL if num_computed_tokens < num_tokens_to_compute else Phase.DECODE
         case state_pb2.REQUEST_STATUS_SWAPPED:
             phase = Phase.SWAPPED
         case _:
-            phase = Phase.WAITING
-    return replace(progress, phase=phase, num_computed_tokens=num_computed_tokens)
+            phase = Phase.EVICTED if num_preemptions else Phase.WAITING
+    return replace(
+        progress,
+        phase=phase,
+        num_computed_tokens=num_computed_tokens,
+        num_tokens_to_compute=num_tokens_to_compute,
+    )

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from metronome.executor.v1 import executor_pb2
 from metronome_cli.columns import at
+from metronome_cli.errors import failure_in_words
 from metronome_cli.run.board import Board, View
 from metronome_cli.run.progress import RequestProgress, on_event, on_failure, on_row
 from metronome_cli.run.workload import WorkloadRequest
@@ -21,18 +22,24 @@ _LAST_PASS_TIMEOUT_S = 2.0
 async def run_session(address: str, workload: Sequence[WorkloadRequest], view: View) -> Board:
     """Run the workload on an executor, and give the board as it was at the end. Leaving it cancels every request.
 
-    Raises `MetronomeError` where the executor cannot be watched; what befalls one request is on the board.
+    Raises `MetronomeError` where the executor cannot be watched at all, `OSError` where the view cannot write. What
+    befalls one request, or the watch later on, is on the board.
     """
     async with AsyncInferenceClient(address) as client:
         session = _Session(client, view, Board(model=await client.model_info(), started_at=time.monotonic()))
         try:
             await session.run(workload)
-        except ExceptionGroup as failures:  # of the task group; only the watch lets such an error out
-            watch_errors = [error for error in failures.exceptions if isinstance(error, MetronomeError)]
-            if not watch_errors:
+        except ExceptionGroup as failures:  # of the task groups
+            expected = failures.subgroup((MetronomeError, OSError))
+            if expected is None:
                 raise
-            raise watch_errors[0] from None
+            raise _first(expected) from None
         return session.board
+
+
+def _first(failures: BaseException) -> BaseException:
+    """Give the first error of a group of groups."""
+    return _first(failures.exceptions[0]) if isinstance(failures, BaseExceptionGroup) else failures
 
 
 class _Session:
@@ -68,23 +75,29 @@ class _Session:
                 async for event in events:
                     requests[index] = on_event(requests[index], event, time.monotonic())
         except MetronomeError as error:  # this request's alone: the others go on
-            requests[index] = on_failure(requests[index], error.message)
+            requests[index] = on_failure(requests[index], failure_in_words(error))
         self._view.request_done(self.board, requests[index])
 
     async def _watch(self) -> None:
-        is_first = True
-        async with aclosing(self._client.watch_state()) as changes:
-            async for change in changes:
-                self._take_in(change.state)
-                if not is_first and change.passes:
-                    self.board.passes.extend(change.passes)
-                    self._view.passes_done(self.board, change.passes)
-                is_first = False
-                self._is_watching.set()
+        """Follow the books. Raises `MetronomeError` where they do not come at all."""
+        try:
+            async with aclosing(self._client.watch_state()) as changes:
+                async for change in changes:
+                    self._take_in(change.state)
+                    if self._is_watching.is_set() and change.passes:
+                        self.board.passes.extend(change.passes)
+                        self._view.passes_done(self.board, change.passes)
+                    self._is_watching.set()
+        except MetronomeError as error:
+            if not self._is_watching.is_set():
+                raise
+            self.board.watch_error = error
+        self._is_idle.set()  # nothing more will be told
 
     def _take_in(self, books: executor_pb2.GetStateResponse) -> None:
         executor = books.state.executors[0]
         self.board.num_blocks = executor.limits.num_blocks
+        self.board.planning_failure = books.planning_failure
         rows = {request_id: row for row, request_id in enumerate(executor.requests.id)}
         row_of = {name.request_id: rows[name.id] for name in books.request_names if name.id in rows}
         for index, progress in enumerate(self.board.requests):
@@ -95,6 +108,7 @@ class _Session:
                     status=at(executor.requests.status, row),
                     num_computed_tokens=at(executor.requests.num_computed_tokens, row),
                     num_output_tokens=at(executor.requests.num_output_tokens, row),
+                    num_preemptions=at(executor.requests.num_preemptions, row),
                 )
         if not rows:
             self._is_idle.set()

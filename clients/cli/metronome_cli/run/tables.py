@@ -13,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from metronome.executor.v1 import executor_pb2
-from metronome_cli.bars import bar, seconds, tail
+from metronome_cli.bars import bar, counted, seconds, tail
 from metronome_cli.run.progress import Phase, RequestProgress
 from metronome_cli.run.summary import Summary
 
-PASS_HEADINGS = ("iter", "prefill", "decode", "run", "wait", "swap", "blocks", "", "plan", "ms")
-LEFT_ALIGNED = ("", "plan")
+BAR_HEADING = ""
+PASS_HEADINGS = ("iter", "prefill", "decode", "run", "wait", "swap", "blocks", BAR_HEADING, "plan", "ms")
+LEFT_ALIGNED = (BAR_HEADING, "plan")
 PROMPT_TAIL_WIDTH = 72
 _WHITE_SPACE = re.compile(r"\s+")
 
@@ -27,6 +28,7 @@ PHASE_STYLES = {
     Phase.PREFILL: "magenta",
     Phase.DECODE: "green",
     Phase.SWAPPED: "yellow",
+    Phase.EVICTED: "yellow",
     Phase.DONE: "bold green",
     Phase.FAILED: "bold red",
 }
@@ -81,7 +83,8 @@ def answer_facts(progress: RequestProgress) -> str:
     choice = "greedy" if not options.temperature else f"temperature {options.temperature:g}, seed {options.seed}"
     ttft = progress.time_to_first_token
     first = f", first after {seconds(ttft * 1e6)}" if ttft is not None else ""
-    return f"{progress.num_prompt_tokens:,} prompt tokens, {progress.num_output_tokens} generated{first}, {choice}"
+    prompt = counted(progress.num_prompt_tokens, "prompt token")
+    return f"{prompt}, {progress.num_output_tokens} generated{first}, {choice}"
 
 
 def answers_in_full(requests: Sequence[RequestProgress]) -> RenderableType:

@@ -3,7 +3,8 @@
 $METRONOME_HOME (default: .metronome in the working directory)
 ├── stack.json        who runs: process, address, log
 ├── lock              held while `up` or `down` is at work
-└── *.log, *.address  the files of the services
+├── *.log, *.address  the files of the services
+└── run-*             those of a `metronome run`; of one that failed they stay until the next run
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from metronome_cli.errors import CommandError
+from metronome_cli.command_error import CommandError
 from metronome_cli.stack.identity import ProcessIdentity
 from metronome_cli.stack.start import Service
 
@@ -41,24 +43,27 @@ class StackHome:
     def _file(self) -> Path:
         return self.directory / "stack.json"
 
-    def running(self) -> tuple[RecordedService, ...]:
-        """Give the recorded services that still run, in the order of their start; what has died is forgotten."""
+    def recorded(self) -> tuple[RecordedService, ...]:
+        """Give the services of the last `up`, in the order of their start; they may have died since."""
         try:
-            entries = json.loads(self._file.read_text())
-        except FileNotFoundError:
+            return tuple(_recorded_service(entry) for entry in json.loads(self._file.read_text()))
+        except (FileNotFoundError, NotADirectoryError):
             return ()
-        except ValueError:
+        except OSError as error:
+            raise CommandError(f"cannot read {self._file}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
             raise CommandError(f"{self._file} is damaged", "stop the processes by hand and remove it") from None
-        recorded = (
-            RecordedService(
-                name=entry["name"],
-                process=ProcessIdentity(**entry["process"]),
-                address=entry["address"],
-                log=Path(entry["log"]),
-            )
-            for entry in entries
-        )
-        return tuple(service for service in recorded if service.process.is_alive())
+
+    def running(self) -> tuple[RecordedService, ...]:
+        """Give the recorded services that still run, in the order of their start."""
+        return tuple(service for service in self.recorded() if service.process.is_alive())
+
+    def log_of(self, address: str) -> Path | None:
+        """Give the log of the recorded service at an address, dead or alive; None where there is none."""
+        try:
+            return next((service.log for service in self.recorded() if service.address == address), None)
+        except CommandError:  # asked for on the way to another error, which is the one to tell
+            return None
 
     def record(self, services: Sequence[Service], addresses: Sequence[str]) -> None:
         """Write who runs, whole or not at all. `addresses` may be shorter: the rest is not known yet."""
@@ -72,8 +77,10 @@ class StackHome:
         scratch.replace(self._file)
 
     def forget(self) -> None:
-        """Remove the record."""
+        """Remove the record and the addresses in it. The logs stay, to be read."""
         self._file.unlink(missing_ok=True)
+        for address_file in self.directory.glob("*.address"):
+            address_file.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -90,6 +97,15 @@ class StackHome:
             except BlockingIOError:
                 raise CommandError(f"another command works on {self.directory}", "wait for it to end") from None
             yield
+
+
+def _recorded_service(entry: dict[str, Any]) -> RecordedService:
+    return RecordedService(
+        name=entry["name"],
+        process=ProcessIdentity(**entry["process"]),
+        address=entry["address"],
+        log=Path(entry["log"]),
+    )
 
 
 def stack_home() -> StackHome:

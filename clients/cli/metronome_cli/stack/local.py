@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metronome_cli.command_error import CommandError
+from metronome_cli.errors import scheduler_errors
 from metronome_cli.stack.services import ExecutorSettings, executor_command, scheduler_command
 from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serving
 from metronome_cli.stack.stop import stop_all
+from metronome_client import SchedulerClient
 
 _SCHEDULER_TIMEOUT_S = 30.0
 _EXECUTOR_TIMEOUT_S = 900.0  # it may download a model
@@ -62,6 +65,7 @@ def start_stack(
             on_progress("starting the scheduler")
             command = scheduler_command(settings.scheduler_port)
             scheduler_address = launch_and_wait("scheduler", command, _SCHEDULER_TIMEOUT_S)
+        _check_profile(scheduler_address, settings.executor.profile)
         on_progress("starting the executor")
         command = executor_command(settings.executor_port, scheduler_address, settings.executor)
         executor_address = launch_and_wait("executor", command, _EXECUTOR_TIMEOUT_S)
@@ -69,6 +73,15 @@ def start_stack(
         stop_services(launched)
         raise
     return Stack(scheduler_address=scheduler_address, executor_address=executor_address, services=tuple(launched))
+
+
+def _check_profile(scheduler_address: str, profile: str | None) -> None:
+    """Refuse now what would leave every request waiting: no scheduler, or one without the profile."""
+    with scheduler_errors(scheduler_address), SchedulerClient(scheduler_address) as client:
+        names = [known.name for known in client.list_profiles()]
+    if profile is not None and profile not in names:
+        there = f"there are {', '.join(names)}" if names else "it has none"
+        raise CommandError(f"the scheduler at {scheduler_address} has no profile {profile!r}", there)
 
 
 def stop_services(services: Sequence[Service]) -> None:

@@ -7,6 +7,7 @@ its start (a port that is taken, a model that is not there); then its own last w
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from metronome_cli.errors import CommandError
+from metronome_cli.command_error import CommandError
 from metronome_cli.stack.identity import ProcessIdentity, identify
 from metronome_cli.stack.logs import ProgressReader, reason_of_death
 
+_PORT_FLAG = re.compile(r"(?<![\w-])--port\b")  # a service's own; `up` has one for each service
 _POLL_S = 0.05
 _HEALTH_TIMEOUT_S = 2.0
 
@@ -73,7 +75,7 @@ def wait_until_serving(service: Service, *, timeout_s: float, on_progress: Calla
             for message in progress.new_messages():
                 on_progress(message)
             if not service.process.is_alive():
-                why = reason_of_death(service.log)
+                why = _PORT_FLAG.sub(f"--{service.name}-port", reason_of_death(service.log))
                 raise CommandError(f"the {service.name} stopped while starting: {why}", f"its log is {service.log}")
             address = _read_address(service.address_file)
             if address and is_serving(address):

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from metronome_cli.stack.identity import ProcessIdentity
 
-GRACE_S = 10.0
+# A service gives those that it serves 10 s of its own, and some more to end their calls in order: a kill must not come
+# before that, since clients would see a crash.
+GRACE_S = 30.0
 _POLL_S = 0.05
 
 
