@@ -5,32 +5,45 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from importlib.util import find_spec
 
-from executor_service.config import parse_config
+from executor_service.config import Config, parse_config
 from executor_service.telemetry import configure_logging
+
+# The scheduler installs without them, so they may be missing.
+EXTRA = "metronome-llm[executor]"
+NEEDED_OF_EXTRA = ("torch", "transformers")
 
 
 def main() -> None:
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)
+    for name in NEEDED_OF_EXTRA:
+        if find_spec(name) is None:
+            sys.exit(f"error: {name} is not installed: run `pip install '{EXTRA}'`")
+    status = _serve(config)
+    sys.stderr.flush()
+    # The engine's thread and gRPC's may be busy still; nothing that they hold outlives the process.
+    os._exit(status)
+
+
+def _serve(config: Config) -> int:
+    """The exit status."""
     # torch takes a second to import: settings are checked first.
     from executor_service.address import AddressError
-    from executor_service.build import CacheTooSmallError
     from executor_service.model.errors import ModelSourceError
     from executor_service.recording_file import RecordingError
     from executor_service.server import Server
+    from executor_service.sizing import SizeError
 
     async def serve() -> int:
         return await Server(config).run()
 
     try:
-        status = asyncio.run(serve())
-    except (CacheTooSmallError, ModelSourceError, AddressError, RecordingError) as error:
+        return asyncio.run(serve())
+    except (SizeError, ModelSourceError, AddressError, RecordingError) as error:
         print(f"error: {error}", file=sys.stderr)
-        status = 1
-    sys.stderr.flush()
-    # The engine's thread and gRPC's may be busy still; nothing that they hold outlives the process.
-    os._exit(status)
+        return 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -10,28 +11,22 @@ import structlog
 
 from executor_service.config import Config
 from executor_service.convert.generate import ModelFacts
-from executor_service.engine.limits import Limits
 from executor_service.engine.loop import Engine
 from executor_service.engine.record import Observer
 from executor_service.engine.request import Event
 from executor_service.executor import Executor
 from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
-from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
 from executor_service.model.runner import ModelRunner
 from executor_service.recorder import Recorder
 from executor_service.recording_file import RecordingSettings
 from executor_service.scheduler_client import SchedulerClient
+from executor_service.sizing import allocate_cache, fitting_limits
 from executor_service.text.tokenizer import Tokenizer
 
 log = structlog.get_logger()
 
 MEASURED_SWAP_BLOCKS = 32
-SWAP_SHARE = 4  # one swap block for so many KV blocks, unless told otherwise
-
-
-class CacheTooSmallError(ValueError):
-    """The memory given does not hold a single KV block."""
 
 
 def build_executor(
@@ -42,12 +37,13 @@ def build_executor(
     observer: Observer,
     progress: Callable[[str], None],
 ) -> Executor:
-    """Takes as long as the model's loading. Raises RecordingError, ModelSourceError or CacheTooSmallError."""
+    """Takes as long as the model's loading. Raises RecordingError, ModelSourceError or SizeError."""
     recorder = _recorder(config)  # says what is wrong with its directory before the model is loaded
-    loaded = load_model(config.model, dtype=config.dtype, progress=progress)
+    fit = functools.partial(fitting_limits, config)
+    loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit)
+    limits = fit(loaded.config, loaded.dtype)
     spec = KVCacheSpec.from_config(loaded.config, block_size=config.block_size, dtype=loaded.dtype)
-    limits = _limits(config, loaded, bytes_per_block(spec))
-    cache = KVCache(spec, num_blocks=limits.num_blocks, num_swap_blocks=limits.num_swap_blocks, device=loaded.device)
+    cache = allocate_cache(spec, limits, loaded.device)
     log.info(
         "kv_cache",
         num_blocks=limits.num_blocks,
@@ -106,21 +102,3 @@ def _measure_swap_block_us(cache: KVCache) -> float:
     cache.copy_out(blocks, blocks)
     cache.copy_in(blocks, blocks)
     return (time.perf_counter() - started) * 1e6 / (2 * len(blocks))
-
-
-def _limits(config: Config, loaded: LoadedModel, block_bytes: int) -> Limits:
-    num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
-    if num_blocks < 1:
-        raise CacheTooSmallError(
-            f"a KV block of this model takes {block_bytes} bytes, --kv-cache-memory gives {config.kv_cache_bytes}"
-        )
-    num_swap_blocks = num_blocks // SWAP_SHARE if config.num_swap_blocks is None else config.num_swap_blocks
-    return Limits(
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        block_size=config.block_size,
-        num_blocks=num_blocks,
-        num_swap_blocks=num_swap_blocks,
-        max_model_len=min(config.max_model_len or loaded.max_model_len, loaded.max_model_len),
-        max_num_waiting=config.max_num_waiting,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from executor_service.telemetry import LogFormat
 
 ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
 DEFAULT_SCHEDULER = "127.0.0.1:50051"
+
+# A name, an IPv4 address, or an IPv6 address in brackets; gRPC's way to ask a name server by name is let through.
+_HOST = re.compile(r"(dns:///)?([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         if value is not None and action.dest not in ("help", "scheduler"):
             action.default = value
     args = parser.parse_args(argv)
-    schedulers = args.scheduler or _listed(environ.get(ENVIRONMENT_PREFIX + "SCHEDULER", "")) or [DEFAULT_SCHEDULER]
+    schedulers = args.scheduler or _schedulers(parser, environ) or [DEFAULT_SCHEDULER]
     return Config(
         host=args.host,
         port=args.port,
@@ -82,12 +86,19 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     )
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds defaults, but those that are None: there the help says itself what happens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="metronome-executor",
         description="Runs a language model by the plans of a Metronome scheduler.",
         epilog=f"Every setting can be given as {ENVIRONMENT_PREFIX}<NAME> in the environment; a flag goes first.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
@@ -97,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--grace-s", type=_not_negative_float, default=10.0, help="seconds to finish when stopped")
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", default="gemma3-270m", help="directory, .gguf file, Hugging Face id, or a built-in name"
+        "--model", type=_model, default="gemma3-270m", help="directory, .gguf file, Hugging Face id, or a built-in name"
     )
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     model.add_argument("--threads", type=_positive, help="threads of torch (default: its own choice)")
@@ -117,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     planning.add_argument(
         "--scheduler",
         action="append",
+        type=_address,
         metavar="HOST:PORT",
         help=f"may be given more than once, or with commas in the environment (default: {DEFAULT_SCHEDULER})",
     )
@@ -133,8 +145,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _listed(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
+def _schedulers(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> list[str]:
+    """Those of the environment, separated by commas."""
+    items = environ.get(ENVIRONMENT_PREFIX + "SCHEDULER", "").split(",")
+    try:
+        return [_address(item.strip()) for item in items if item.strip()]
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --scheduler: {error}")
 
 
 def _one_of(parser: argparse.ArgumentParser, flag: str, value: str, choices: tuple[str, ...]) -> str:
@@ -166,6 +183,19 @@ def _port(text: str) -> int:
     return _integer(text, 0, 65535, "a port, 0 to 65535")
 
 
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if _HOST.fullmatch(host) is None or not (port.isdecimal() and 1 <= int(port) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address, such as {DEFAULT_SCHEDULER} or [::1]:50051")
+    return text
+
+
+def _model(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} names no model")
+    return text
+
+
 def _not_negative_float(text: str) -> float:
     try:
         value = float(text)
@@ -178,8 +208,8 @@ def _not_negative_float(text: str) -> float:
 
 def _size(text: str) -> int:
     """Bytes of `512MiB`, `2GiB` or a plain number."""
-    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "": 1}
-    number = text.rstrip("KMGiB")
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "": 1}
+    number = text.rstrip("KMGTiB")
     unit = text[len(number) :]
     try:
         value = int(float(number) * units[unit])

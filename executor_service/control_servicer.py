@@ -73,12 +73,12 @@ class ExecutorServicer(ExecutorServiceServicer):
     async def _state(self, executor: Executor) -> pb.GetStateResponse:
         """Between two passes, the engine's thread copies its books; what follows is done here."""
 
-        def copy() -> tuple[Snapshot, Counters]:
+        def copy() -> tuple[Snapshot, Counters, str]:
             engine = executor.engine
-            return engine.snapshot(), engine.counters.copy()
+            return engine.snapshot(), engine.counters.copy(), engine.planning_failure
 
         try:
-            snapshot, counters = await asyncio.wrap_future(executor.engine.inbox.call(copy))
+            snapshot, counters, planning_failure = await asyncio.wrap_future(executor.engine.inbox.call(copy))
         except EngineClosedError as error:
             raise ServiceError(reasons.ERROR_REASON_DRAINING, str(error)) from error
         state = cluster_state(snapshot, executor_id=executor.executor_id)
@@ -89,6 +89,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                 pb.RequestName(id=request_id, request_id=name) for request_id, name in self._serving.streams.names()
             ],
             counters=counters_message(counters),
+            planning_failure=planning_failure,
         )
 
 

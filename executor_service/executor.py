@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
 import structlog
 import torch
 
@@ -25,6 +26,14 @@ from executor_service.text.tokenizer import Tokenizer
 from metronome.inference.v1 import inference_pb2 as pb
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a request stands in the queue; without one, ``num_ahead`` is 0."""
+
+    num_ahead: int
+    planning_failure: str  # what keeps it from its first run besides its turn; empty: nothing, or it ran before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +61,22 @@ class Executor:
         stop_strings = StopMatcher(request.stopping.stop_strings)
         self.engine.submit(Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings))
 
-    def num_ahead(self, request_id: int) -> Future[int]:
-        """Count, between two passes, who waits and arrived before a request; 0 if it does not wait."""
+    def place(self, request_id: int) -> Future[Place]:
+        """Look, between two passes, who waits and arrived before a request, and whether anyone plans for it."""
 
-        def count() -> int:
+        def look() -> Place:
             columns = self.engine.snapshot().columns
             waiting = columns["status"] == Status.WAITING
-            own = columns["arrival_time_us"][waiting & (columns["id"] == request_id)]
-            return int((waiting & (columns["arrival_time_us"] < own)).sum()) if len(own) else 0
+            own = np.flatnonzero(waiting & (columns["id"] == request_id))
+            if not len(own):
+                return Place(num_ahead=0, planning_failure="")
+            never_ran = columns["num_preemptions"][own[0]] == 0
+            return Place(
+                num_ahead=int((waiting & (columns["arrival_time_us"] < columns["arrival_time_us"][own[0]])).sum()),
+                planning_failure=self.engine.planning_failure if never_ran else "",
+            )
 
-        return self.engine.inbox.call(count)
+        return self.engine.inbox.call(look)
 
     def start(self, on_death: Callable[[], None], *, threads: int | None) -> threading.Thread:
         """Run the engine on a thread of its own. ``on_death`` is called there if the loop ends by an error."""

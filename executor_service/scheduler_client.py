@@ -4,7 +4,8 @@ Rules:
 - One address is in use until it fails; then the next one that is not in back-off is tried, within the same time limit.
 - An address that failed is left alone for a while that doubles with every failure in a row, with full jitter, so that a
   scheduler that comes back is not met by all executors at once.
-- Where none can be asked, the engine is told so at once and goes on with its safe plan.
+- Where none can be asked, the engine is told at once how each failed last, and goes on with its safe plan.
+- An address that cannot be reached, or not in time, does not answer. Any other failure is an answer: a refusal.
 
 Calls are unary: any replica can answer any of them, and a call that fails costs nothing but itself.
 """
@@ -20,7 +21,7 @@ import grpc
 from executor_service.convert.plan import MalformedPlanError, plan_from_response
 from executor_service.convert.state import cluster_state
 from executor_service.engine.plan import Plan
-from executor_service.engine.planner import PlanUnavailableError
+from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from executor_service.recorder import Recorder
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
@@ -29,6 +30,8 @@ from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
+
+_NOT_ANSWERED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -50,6 +53,7 @@ class _Replica:
         self.address = address
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self.stub = SchedulerServiceStub(self._channel)
+        self.last_failure: Exception | None = None  # None: the last call succeeded, or none was made
         self._num_failures = 0
         self._not_before = 0.0
 
@@ -58,9 +62,11 @@ class _Replica:
         return time.monotonic() >= self._not_before
 
     def succeeded(self) -> None:
+        self.last_failure = None
         self._num_failures = 0
 
-    def failed(self) -> None:
+    def failed(self, error: Exception) -> None:
+        self.last_failure = error
         ceiling = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2**self._num_failures)
         self._num_failures = min(self._num_failures + 1, 16)
         self._not_before = time.monotonic() + random.uniform(0, ceiling)
@@ -104,6 +110,15 @@ class SchedulerClient:
         """Those that may be asked now, the one in use first."""
         return [replica for replica in self._replicas if replica.may_be_asked]
 
+    def failure(self) -> PlanUnavailableError:
+        """How the addresses failed when each was last asked."""
+        failures = [(r.address, r.last_failure) for r in self._replicas if r.last_failure is not None]
+        is_refusal = any(_is_answer(error) for _, error in failures)
+        return PlanUnavailableError(
+            "; ".join(f"{address}: {_describe(error)}" for address, error in failures),
+            cause=FailureCause.REFUSAL if is_refusal else FailureCause.NO_ANSWER,
+        )
+
     def use(self, replica: _Replica) -> None:
         """Ask this one first from now on."""
         self._replicas.remove(replica)
@@ -126,7 +141,6 @@ class PendingCall:
         self._deadline = self._started + client.timeout_s
         self._answered = 0.0
         self._candidates = client.replicas()
-        self._failures: list[str] = []
         self._replica: _Replica | None = None
         self._call: grpc.CallFuture[scheduler_pb2.PlanResponse] | None = None
         self._ask_next()
@@ -138,8 +152,7 @@ class PendingCall:
                 response = self._call.result()
                 plan = plan_from_response(response, executor_id=self._client.executor_id)
             except (grpc.RpcError, grpc.FutureCancelledError, MalformedPlanError) as error:
-                self._replica.failed()
-                self._failures.append(f"{self._replica.address}: {_describe(error)}")
+                self._replica.failed(error)
                 self._ask_next()
             else:
                 # gRPC wakes this thread before it calls back.
@@ -149,7 +162,7 @@ class PendingCall:
                 if self._client.recorder is not None:
                     self._client.recorder.record(self._message, response)
                 return plan
-        raise PlanUnavailableError("; ".join(self._failures) or "all schedulers failed a moment ago")
+        raise self._client.failure()
 
     @property
     def round_trip_us(self) -> int:
@@ -173,7 +186,16 @@ class PendingCall:
         self._answered = time.monotonic()
 
 
+def _is_answer(error: Exception) -> bool:
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return error.code() not in _NOT_ANSWERED
+    return isinstance(error, MalformedPlanError)
+
+
 def _describe(error: Exception) -> str:
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        return f"{error.code().name}: {error.details()}"
+        details = error.details() or ""
+        if details.startswith("failed to connect to all addresses"):  # then gRPC's own story, and the reason at its end
+            details = details.rpartition(": ")[2]
+        return f"{error.code().name}: {details}"
     return str(error) or type(error).__name__

@@ -79,7 +79,7 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit status.
 
-        Raises AddressError, ModelSourceError, CacheTooSmallError, RecordingError.
+        Raises AddressError, ModelSourceError, SizeError, RecordingError.
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -95,6 +95,7 @@ class Server:
             await stopping
             await self._drain()
         finally:
+            self._ignore_signals()
             await self._server.stop(grace=0.5)
         return 1 if self._engine_died else 0
 
@@ -142,6 +143,7 @@ class Server:
             async with asyncio.timeout(self._config.grace_s + 1):
                 await self._serving.streams.wait_until_empty()
                 executor.planner.close()
+        self._ignore_signals()
         log.info("executor_stopped")
 
     async def _begin_drain(self) -> None:
@@ -174,6 +176,12 @@ class Server:
 
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, stop)
+
+    def _ignore_signals(self) -> None:
+        """All is done: one that comes now can hurry nothing, and must not make a failure of an orderly end."""
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(signal_number)
+            signal.signal(signal_number, signal.SIG_IGN)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *SERVICES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,7 @@ from executor_service.convert.generate import delta, finished, prompt_tokens, st
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
 from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, Request, TokensEvent
 from executor_service.errors import ServiceError, abort, error_of_ending
-from executor_service.executor import Executor
+from executor_service.executor import Executor, Place
 from executor_service.streams import NameTakenError, Stream, Streams
 from executor_service.text.errors import UnknownTokenError
 from metronome.inference.v1 import error_reason_pb2 as reasons
@@ -23,6 +24,8 @@ from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 # Proxies and firewalls drop streams that are silent for a minute or more.
 HEARTBEAT_INTERVAL_S = 15.0
+# How soon a silent stream is looked after: that no scheduler plans is told then, and again with every heartbeat.
+LOOK_INTERVAL_S = 3.0
 RETRY_AFTER = timedelta(seconds=1)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -157,13 +160,19 @@ class InferenceServicer(InferenceServiceServicer):
 
 async def _responses(executor: Executor, stream: Stream, *, with_text: bool) -> AsyncIterator[pb.GenerateResponse]:
     """The events of a request up to its end. Raises ServiceError where it ended without an answer."""
+    silent_since, failure_is_told = time.monotonic(), False
     while True:
         event = await _next_event(stream)
         match event:
             case None:
-                num_ahead = await asyncio.wrap_future(executor.num_ahead(stream.request_id))
-                yield pb.GenerateResponse(heartbeat=pb.Heartbeat(num_ahead=num_ahead))
+                place = await _place(executor, stream)
+                is_due = time.monotonic() - silent_since >= HEARTBEAT_INTERVAL_S
+                if is_due or bool(place.planning_failure) != failure_is_told:
+                    silent_since, failure_is_told = time.monotonic(), bool(place.planning_failure)
+                    heartbeat = pb.Heartbeat(num_ahead=place.num_ahead, detail=place.planning_failure)
+                    yield pb.GenerateResponse(heartbeat=heartbeat)
             case TokensEvent():
+                silent_since = time.monotonic()
                 message = delta(event)
                 if not with_text:
                     message.ClearField("text")
@@ -178,10 +187,18 @@ async def _responses(executor: Executor, stream: Stream, *, with_text: bool) -> 
 async def _next_event(stream: Stream) -> Event | None:
     """None: nothing came for a while."""
     try:
-        async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+        async with asyncio.timeout(LOOK_INTERVAL_S):
             return await stream.events.get()
     except TimeoutError:
         return None
+
+
+async def _place(executor: Executor, stream: Stream) -> Place:
+    """No place where the engine has stopped: then the end of the request is on its way."""
+    try:
+        return await asyncio.wrap_future(executor.place(stream.request_id))
+    except EngineClosedError:
+        return Place(num_ahead=0, planning_failure="")
 
 
 async def _abort(context: Context, error: ServiceError) -> NoReturn:

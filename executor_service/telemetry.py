@@ -9,6 +9,7 @@ from enum import Enum
 
 import structlog
 
+from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.record import PassRecord
 
 log = structlog.get_logger()
@@ -36,17 +37,23 @@ def configure_logging(log_format: LogFormat, level: str) -> None:
     )
 
 
+_EVENTS = {
+    FailureCause.NO_ANSWER: "no_scheduler_answers",
+    FailureCause.REFUSAL: "scheduler_refuses",
+}
+
+
 class EngineLog:
-    """Observes the engine. Says once that planning fails and once that it works again, not at every pass between."""
+    """Observes the engine. Says once that planning fails, and why, and once that it works again, not at every pass."""
 
     def __init__(self, executor_id: str, publish: Callable[[PassRecord], None]) -> None:
         self._log = log.bind(executor_id=executor_id)
         self._publish = publish
-        self._without_scheduler = False
+        self._failing: FailureCause | None = None
 
     def pass_done(self, record: PassRecord) -> None:
-        if self._without_scheduler and record.plan_source.name != "SAFE":
-            self._without_scheduler = False
+        if self._failing is not None and record.plan_source.name != "SAFE":
+            self._failing = None
             self._log.info("scheduler_answers_again", iteration=record.iteration)
         self._log.debug(
             "pass_done",
@@ -63,10 +70,15 @@ class EngineLog:
     def plan_refused(self, iteration: int, detail: str) -> None:
         self._log.warning("plan_refused", iteration=iteration, detail=detail)
 
-    def plan_unavailable(self, iteration: int, detail: str) -> None:
-        if not self._without_scheduler:
-            self._without_scheduler = True
-            self._log.warning("no_scheduler_answers", iteration=iteration, detail=detail, action="safe plans")
+    def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
+        if failure.cause is not self._failing:
+            self._failing = failure.cause
+            self._log.warning(
+                _EVENTS[failure.cause],
+                iteration=iteration,
+                detail=str(failure),
+                effect="who has begun goes on, who never ran waits",
+            )
 
     def requests_failed(self, request_ids: list[int], error: Exception) -> None:
         self._log.error("requests_failed", request_ids=request_ids, exc_info=error)

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scheduler_service.profiles import DEFAULT_PROFILE, PROFILES_DIRECTORY
 
 ENVIRONMENT_PREFIX = "METRONOME_SCHEDULER_"
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class LogFormat(StrEnum):
@@ -78,8 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help=f"address to listen on (default: {default.host})")
     parser.add_argument("--port", type=_port, help=f"port to listen on; 0: any free one (default: {default.port})")
-    parser.add_argument("--log-format", type=LogFormat, choices=list(LogFormat), help="default: console")
-    parser.add_argument("--log-level", type=LogLevel, choices=list(LogLevel), help="default: info")
+    parser.add_argument("--log-format", type=_log_format, help="console or json (default: console)")
+    parser.add_argument("--log-level", type=_log_level, help="debug, info, warning or error (default: info)")
     parser.add_argument("--max-message-bytes", type=_positive, help="largest message, in bytes (default: 64 MiB)")
     parser.add_argument("--profile", help=f"policy where a request names none (default: {default.profile})")
     parser.add_argument("--profiles-directory", type=Path, help="directory of profiles (default: the built-in ones)")
@@ -92,6 +94,21 @@ def _parser() -> argparse.ArgumentParser:
         "--report-interval-s", type=_positive, help="seconds between reports of recorder and shadow (default: 60)"
     )
     return parser
+
+
+def _log_format(text: str) -> LogFormat:
+    return _one_of(LogFormat, text)
+
+
+def _log_level(text: str) -> LogLevel:
+    return _one_of(LogLevel, text)
+
+
+def _one_of(choices: type[Choice], text: str) -> Choice:
+    try:
+        return choices(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}") from None
 
 
 def _port(text: str) -> int:

@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class AddressError(Exception):
-    """The service cannot listen where it was told to."""
+    """The service cannot listen where it was told to, or cannot say where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,11 @@ async def serve(config: SchedulerConfig, profiles: Profiles) -> None:
     running = await start_server(config, profiles)
     log.info("scheduler_listening", address=running.address, profile=profiles.default.name)
     if config.address_file is not None:
-        _write_whole(config.address_file, running.address)
+        try:
+            _write_whole(config.address_file, running.address)
+        except AddressError:
+            await running.stop(grace_seconds=0)
+            raise
     reloader = ProfileReloader(running.servicer, config.profile, config.profiles_directory)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.asked.set)
     reloading = asyncio.create_task(reloader.run())
@@ -164,7 +168,10 @@ def _address(host: str, port: int) -> str:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none."""
+    """Write a file so that a reader sees all of it or none. Raises AddressError."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise AddressError(f"cannot write --address-file {path}: {error.strerror}") from error

@@ -61,6 +61,7 @@ class Engine:
         self._books = Books(limits)
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
+        self._planning_failure = ""
         self._latency = LatencyFitter(swap_block_us=swap_block_us)
         self._runner = runner
         self._kv = kv
@@ -86,6 +87,11 @@ class Engine:
     def books(self) -> Books:
         return self._books
 
+    @property
+    def planning_failure(self) -> str:
+        """Why no scheduler gave a plan when one was last asked for, one sentence; empty: one did, or none was asked."""
+        return self._planning_failure
+
     def snapshot(self) -> Snapshot:
         """The books as they stand."""
         return take(self._books, now_us=clock_us(), latency=self._latency.latency)
@@ -104,7 +110,7 @@ class Engine:
         self._desk.flush()
 
     def step(self) -> bool:
-        """Run one iteration. Returns whether it ran a pass."""
+        """Run one iteration. Returns whether it ran a pass: only passes are numbered, each with the next number."""
         watch = StopWatch()
         self.inbox.run_commands()
         self._desk.expire()
@@ -121,7 +127,6 @@ class Engine:
             self._run_pass(checked, copies, obtained, source, watch)
         else:
             self._copy_alone(copies)
-        self._books.iteration += 1
         self._publish_queue()
         self._desk.flush()
         return len(checked.rows) > 0
@@ -137,10 +142,11 @@ class Engine:
     def _checked(self, obtained: ObtainedPlan) -> tuple[CheckedPlan, PlanSource]:
         """The plan in rows of the books, if there is one and it holds; else the safe plan."""
         iteration = self._books.iteration
-        if obtained.plan is None:
+        self._planning_failure = str(obtained.failure or "")
+        if obtained.failure is not None:
             self.counters.num_plan_failures += 1
             self._observer.plan_unavailable(iteration, obtained.failure)
-        else:
+        elif obtained.plan is not None:
             try:
                 return check(obtained.plan, self._books, ended=self._desk.ended), obtained.source
             except PlanRefusedError as refusal:
@@ -173,6 +179,7 @@ class Engine:
             start_time_us=start_time_us,
             num_finished=num_finished,
         )
+        self._books.iteration += 1
         self._count(record)
         if result is not None:
             self._learn(inputs, record)

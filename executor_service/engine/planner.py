@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
 from executor_service.engine.plan import Plan
 from executor_service.engine.snapshot import Snapshot
 
 
+class FailureCause(Enum):
+    """Why no plan came, in words. Waiting mends the first, and hardly ever the second."""
+
+    NO_ANSWER = "no scheduler answers"
+    REFUSAL = "the scheduler answers without a plan"
+
+
 class PlanUnavailableError(Exception):
-    """No scheduler answered in time. The engine runs a safe plan and asks again for the next pass."""
+    """No scheduler gave a plan in time. The engine runs a safe plan and asks again for the next pass."""
+
+    def __init__(self, detail: str, *, cause: FailureCause = FailureCause.NO_ANSWER) -> None:
+        super().__init__(f"{cause.value}: {detail}")
+        self.cause = cause
 
 
 class PendingPlan(Protocol):

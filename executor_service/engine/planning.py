@@ -21,13 +21,13 @@ class Overlap(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObtainedPlan:
-    """``plan`` is None where no scheduler answered; then ``failure`` says why."""
+    """``plan`` is None where no scheduler gave one; then ``failure`` says why, and is None otherwise."""
 
     plan: Plan | None
     source: PlanSource
     wait_us: int  # that the device stood still
     round_trip_us: int
-    failure: str
+    failure: PlanUnavailableError | None
 
 
 class Planning:
@@ -55,11 +55,12 @@ class Planning:
         if pending is None:
             source = PlanSource.DIRECT
             pending = self._planner.request(take())
-        plan, failure = None, ""
+        plan: Plan | None = None
+        failure: PlanUnavailableError | None = None
         try:
             plan = pending.result()
         except PlanUnavailableError as error:
-            failure = str(error)
+            failure = error
         return ObtainedPlan(
             plan=plan,
             source=source,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from executor_service.engine.plan import PlanSource
+from executor_service.engine.planner import PlanUnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Observer(Protocol):
 
     def plan_refused(self, iteration: int, detail: str) -> None: ...
 
-    def plan_unavailable(self, iteration: int, detail: str) -> None: ...
+    def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None: ...
 
     def requests_failed(self, request_ids: list[int], error: Exception) -> None: ...
 

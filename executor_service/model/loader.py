@@ -29,24 +29,37 @@ def load_model(
     device: torch.device | str = "cpu",
     progress: Callable[[str], None],
     cache_dir: Path | None = None,
+    check: Callable[[Any, torch.dtype], object] | None = None,
 ) -> LoadedModel:
     """Load a model of `sources.py` in a dtype of `dtypes.py`. `progress` gets one line for each step that takes time.
+
+    `check` gets configuration and dtype before the weights are loaded, and may raise what it likes.
 
     Raises ModelSourceError, or UnsupportedModelError where the model needs more than causal attention over a KV cache.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(dtype, device)
     resolved = resolve_source(source, cache_dir=cache_dir or default_cache_dir(), progress=progress)
+    with as_model_source_error(f"cannot load {resolved.name}"):
+        config = _load_config(resolved.name, resolved.directory)
+    if check is not None:
+        check(config, torch_dtype)
     progress(f"loading {resolved.name} as {str(torch_dtype).removeprefix('torch.')} on {device}")
     with as_model_source_error(f"cannot load {resolved.name}"):
-        return _load_directory(resolved.name, resolved.directory, torch_dtype, device)
+        return _load_directory(resolved.name, resolved.directory, config, torch_dtype, device)
 
 
-def _load_directory(name: str, directory: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    from transformers import AutoConfig, AutoTokenizer
+def _load_config(name: str, directory: Path) -> Any:
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     _check_supported(name, config)
+    return config
+
+
+def _load_directory(name: str, directory: Path, config: Any, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     model = _load_weights(name, directory, config, dtype)
     text_config = config.get_text_config(decoder=True)

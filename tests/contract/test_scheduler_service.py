@@ -188,7 +188,8 @@ def test_a_port_that_is_taken_is_one_clear_line(address: str) -> None:
         (["--profile", "nope"], 1, "no profile is named 'nope'; choose one of fifo"),
         (["--port", "99999"], 2, "99999 is no port"),
         (["--max-message-bytes", "many"], 2, "'many' is no whole number"),
-        (["--log-format", "xml"], 2, "xml"),
+        (["--log-format", "xml"], 2, "argument --log-format: 'xml' is none of console, json"),
+        (["--port", "0", "--address-file", "/nonexistent/x"], 1, "cannot write --address-file /nonexistent/x: No such"),
     ],
 )
 def test_a_setting_that_cannot_be_ends_the_start(arguments: list[str], status: int, said: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import grpc
 import pytest
 
 from executor_service.address import AddressError, check_free, publish
-from executor_service.build import CacheTooSmallError, build_executor
+from executor_service.build import build_executor
 from executor_service.config import parse_config
 from executor_service.model.errors import ModelSourceError
+from executor_service.sizing import SizeError
 from executor_service.telemetry import EngineLog
 from metronome.executor.v1 import executor_pb2
 from support.services import (
@@ -53,6 +55,15 @@ def ending_of(stream: grpc.CallIterator) -> tuple[grpc.StatusCode, str]:
 
 
 # Starting
+
+
+def test_without_torch_one_line_says_what_to_install() -> None:
+    without = "import sys\nsys.modules['torch'] = None\nfrom executor_service.__main__ import main\nmain()"
+    run = run_to_its_end([sys.executable, "-c", without])
+    assert (run.returncode, run.stderr) == (
+        1,
+        "error: torch is not installed: run `pip install 'metronome-llm[executor]'`\n",
+    )
 
 
 def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
@@ -100,7 +111,9 @@ def as_it_is(directory: Path) -> None:
         (with_corrupt_weights, (), ModelSourceError),
         (with_a_corrupt_configuration, (), ModelSourceError),
         (of_an_unknown_architecture, (), ModelSourceError),
-        (as_it_is, ("--kv-cache-memory", "100"), CacheTooSmallError),
+        (as_it_is, ("--kv-cache-memory", "100"), SizeError),
+        (as_it_is, ("--num-blocks", "1000000000000"), SizeError),
+        (as_it_is, ("--max-model-len", "99999999"), SizeError),
     ],
 )
 def test_what_cannot_be_built_is_one_of_the_errors_that_are_told_in_a_line(
@@ -187,7 +200,9 @@ def test_the_environment_sets_what_no_flag_does(
 def test_who_waits_because_of_an_unknown_profile_hears_heartbeats_and_the_log_says_why_once(
     services_directory: Path, tiny_model_directory: Path, scheduler: Service
 ) -> None:
-    often = patched_executor("from executor_service import servicer\nservicer.HEARTBEAT_INTERVAL_S = 0.05")
+    often = patched_executor(
+        "from executor_service import servicer\nservicer.HEARTBEAT_INTERVAL_S = servicer.LOOK_INTERVAL_S = 0.05"
+    )
     command = executor_command(
         tiny_model_directory, "--profile", "fast", "--grace-s", "0.1", scheduler=[scheduler.address], program=often
     )
@@ -200,7 +215,12 @@ def test_who_waits_because_of_an_unknown_profile_hears_heartbeats_and_the_log_sa
             [number] * 5 for number in range(3)
         ]
         wait_until(lambda: client.books().counters.num_plan_failures > 3)
-        assert service.log.count("no_scheduler_answers") == 1
+        failure = client.books().planning_failure
+        assert failure.startswith(f"the scheduler answers without a plan: {scheduler.address}: INVALID_ARGUMENT: ")
+        assert "'fast'" in failure
+        assert {responses[-1].heartbeat.detail for responses in heard} == {failure}
+        assert service.log.count("scheduler_refuses") == 1
+        assert "no_scheduler_answers" not in service.log
         assert "INVALID_ARGUMENT" in service.log
         assert "fast" in service.log
         service.send(signal.SIGTERM)
@@ -267,6 +287,25 @@ def test_a_second_sigterm_ends_the_process_at_once(
         service.send(signal.SIGTERM)
         assert service.wait() == 1
         assert ending_of(streams[-1])[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_sigterm_after_the_end_of_all_work_changes_nothing(
+    services_directory: Path, tiny_model_directory: Path
+) -> None:
+    slow_to_leave = patched_executor(
+        "import asyncio\n"
+        "from grpc.aio import _server\n"
+        "async def stop(server, grace):\n"
+        "    await asyncio.sleep(1)\n"
+        "_server.Server.stop = stop"
+    )
+    with started(services_directory, executor_command(tiny_model_directory, program=slow_to_leave)) as service:
+        wait_until_healthy(service)
+        service.send(signal.SIGTERM)
+        wait_until(lambda: "executor_stopped" in service.log)
+        service.send(signal.SIGTERM)
+        assert service.wait() == 0
+        assert "stopped_at_once" not in service.log
 
 
 def test_sigterm_ends_a_process_that_loads(

@@ -14,7 +14,7 @@ from executor_service.engine.books import Books, Status
 from executor_service.engine.device import KVCopier, Runner
 from executor_service.engine.limits import Limits
 from executor_service.engine.loop import Engine
-from executor_service.engine.planner import Planner
+from executor_service.engine.planner import Planner, PlanUnavailableError
 from executor_service.engine.planning import Overlap
 from executor_service.engine.record import PassRecord
 from executor_service.engine.request import (
@@ -107,8 +107,8 @@ class Heard:
     def plan_refused(self, iteration: int, detail: str) -> None:
         self.refusals.append(detail)
 
-    def plan_unavailable(self, iteration: int, detail: str) -> None:
-        self.outages.append(detail)
+    def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
+        self.outages.append(str(failure))
 
     def requests_failed(self, request_ids: list[int], error: Exception) -> None:
         self.failures.append((request_ids, error))
@@ -161,6 +161,7 @@ class EngineUnderTest:
     def step(self) -> bool:
         ran = self.engine.step()
         self.books.check_integrity()
+        assert self.books.iteration == self.engine.counters.num_iterations + 1
         return ran
 
     def run(self) -> None:

@@ -120,12 +120,12 @@ class EvictAtLength:
 
 @dataclass(slots=True, kw_only=True)
 class Outage:
-    """No scheduler answers for the passes ``first`` to ``last``."""
+    """No scheduler answers from the pass ``first`` on, until it is over."""
 
     first: int
-    last: int
+    is_over: bool = False
 
     def __call__(self, snapshot: Snapshot, plan: Plan) -> Plan:
-        if self.first <= snapshot.iteration <= self.last:
+        if snapshot.iteration >= self.first and not self.is_over:
             raise PlanUnavailableError("connection refused")
         return plan

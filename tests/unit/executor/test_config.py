@@ -45,6 +45,11 @@ def test_schedulers_of_flags_stand_instead_of_those_of_the_environment() -> None
     assert parse(*flags, SCHEDULER="a:1,b:2").scheduler_addresses == ("c:3", "d:4")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:65535", "a-b.c_d:1", "[::1]:50051", "dns:///name:50051"])
+def test_a_scheduler_is_a_host_and_a_port(address: str) -> None:
+    assert parse("--scheduler", address).scheduler_addresses == (address,)
+
+
 @pytest.mark.parametrize("blank", ["", ",", " , "])
 def test_a_blank_list_of_schedulers_is_none_at_all(blank: str) -> None:
     assert parse(SCHEDULER=blank).scheduler_addresses == ("127.0.0.1:50051",)
@@ -104,7 +109,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "num_bytes"), [("1GiB", 2**30), ("512MiB", 2**29), ("1.5KiB", 1536), ("4096", 4096), ("2e3", 2000)]
+    ("size", "num_bytes"),
+    [("1GiB", 2**30), ("512MiB", 2**29), ("2TiB", 2**41), ("1.5KiB", 1536), ("4096", 4096), ("2e3", 2000)],
 )
 def test_sizes_have_units(size: str, num_bytes: int) -> None:
     assert parse("--kv-cache-memory", size).kv_cache_bytes == num_bytes
@@ -118,6 +124,16 @@ BAD = [
     ("--kv-cache-memory", "nan"),
     ("--kv-cache-memory", "inf"),
     ("--kv-cache-memory", "much"),
+    ("--kv-cache-memory", "1PiB"),
+    ("--model", ""),
+    ("--model", " "),
+    ("--scheduler", "garbage"),
+    ("--scheduler", "host:"),
+    ("--scheduler", ":50051"),
+    ("--scheduler", "host:0"),
+    ("--scheduler", "host:65536"),
+    ("--scheduler", "two words:1"),
+    ("--scheduler", "::1:50051"),
     ("--num-blocks", "0"),
     ("--num-swap-blocks", "-1"),
     ("--block-size", "0"),
@@ -154,6 +170,15 @@ def test_a_bad_value_is_refused_wherever_it_comes_from(
         message = capsys.readouterr().err.splitlines()[-1]
         assert flag in message
         assert value.removeprefix("-") in message
+
+
+def test_the_help_gives_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "(default: 50052)" in told
+    assert "(default: None)" not in told
+    assert ") (default" not in told
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

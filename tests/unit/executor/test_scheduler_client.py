@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from executor_service import scheduler_client
 from executor_service.engine.books import SCHEDULER_COLUMNS
 from executor_service.engine.limits import Limits
-from executor_service.engine.planner import PlanUnavailableError
+from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from executor_service.scheduler_client import MAX_BACKOFF_S, MIN_BACKOFF_S, SchedulerClient
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -206,13 +207,40 @@ def test_all_failures_are_told(clock: Clock) -> None:
     assert told.count("127.0.0.1:") == 2
 
 
+@pytest.mark.parametrize(
+    ("behaviours", "cause"),
+    [
+        ([be_unavailable], FailureCause.NO_ANSWER),
+        ([refuse], FailureCause.REFUSAL),
+        ([crash], FailureCause.REFUSAL),
+        ([answer_nothing], FailureCause.REFUSAL),
+        ([be_unavailable, refuse], FailureCause.REFUSAL),
+    ],
+)
+def test_a_refusal_is_told_from_silence(clock: Clock, behaviours: list[Behaviour], cause: FailureCause) -> None:
+    with client_of(*behaviours) as (client, schedulers):
+        for _ in range(2):  # the second time, all are in back-off
+            with pytest.raises(PlanUnavailableError) as caught:
+                client.request(SNAPSHOT).result()
+            assert caught.value.cause is cause
+            assert str(caught.value).startswith(cause.value)
+        assert num_calls(schedulers) == [1] * len(behaviours)
+
+
+def test_an_address_where_nobody_listens_is_told_in_few_words() -> None:
+    client = SchedulerClient(["127.0.0.1:1"], executor_id=EXECUTOR_ID, timeout_s=20)
+    told = failure_of(client)
+    client.close()
+    assert re.fullmatch(r"no scheduler answers: 127\.0\.0\.1:1: UNAVAILABLE: Connection refused( \(\d+\))?", told)
+
+
 def test_an_address_that_failed_is_left_alone_for_longer_and_longer(clock: Clock) -> None:
     waits = [min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2**failures) for failures in range(10)]
     with client_of(be_unavailable) as (client, schedulers):
         for failures, wait in enumerate(waits, start=1):
             assert "going away" in failure_of(client)
             clock.now += wait * 0.99
-            assert "failed a moment ago" in failure_of(client)
+            assert "going away" in failure_of(client)  # nobody is asked: it is how the last call failed
             assert num_calls(schedulers) == [failures]
             clock.now += wait * 0.02
     assert waits[-1] == MAX_BACKOFF_S

@@ -41,6 +41,13 @@ def test_a_setting_that_cannot_be_is_a_usage_error(
     assert "metronome-scheduler: error:" in capsys.readouterr().err
 
 
+def test_a_choice_that_is_none_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(["--log-level", "loud"], {})
+    message = "argument --log-level: 'loud' is none of debug, info, warning, error\n"
+    assert capsys.readouterr().err.endswith(message)
+
+
 def test_the_default_profile_is_the_default_policy() -> None:
     profiles = load_profiles()
     assert profiles.default.name == DEFAULT_PROFILE == "fifo"

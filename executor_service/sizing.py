@@ -1,0 +1,90 @@
+"""The sizes of an executor: what was asked for, against what the model takes and the machine holds.
+
+All that can be refused is refused from the model's configuration alone, before its weights are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor_service.config import Config
+from executor_service.engine.limits import Limits
+from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
+
+SWAP_SHARE = 4  # one swap block for so many KV blocks, unless told otherwise
+
+# The bound that a container sets, of control groups version 2 and 1.
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+class SizeError(ValueError):
+    """The sizes asked for do not go together, with the model, or with the machine. The text says what to do."""
+
+
+def fitting_limits(config: Config, model_config: Any, dtype: torch.dtype) -> Limits:
+    """The limits that the settings ask for. Raises SizeError where they cannot be.
+
+    ``model_config``: of transformers.
+    """
+    block_bytes = bytes_per_block(KVCacheSpec.from_config(model_config, block_size=config.block_size, dtype=dtype))
+    num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
+    if num_blocks < 1:
+        raise SizeError(
+            f"a KV block of this model takes {block_bytes} bytes, --kv-cache-memory gives {config.kv_cache_bytes}"
+        )
+    num_swap_blocks = num_blocks // SWAP_SHARE if config.num_swap_blocks is None else config.num_swap_blocks
+    needed, there_is = (num_blocks + num_swap_blocks) * block_bytes, memory_bytes()
+    if needed > there_is:
+        raise _too_large(num_blocks, num_swap_blocks, needed, f"this machine has {_readable(there_is)}")
+    return Limits(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
+        max_model_len=_max_model_len(config, model_config),
+        max_num_waiting=config.max_num_waiting,
+    )
+
+
+def allocate_cache(spec: KVCacheSpec, limits: Limits, device: torch.device) -> KVCache:
+    """Raises SizeError where the memory cannot be had."""
+    num_blocks, num_swap_blocks = limits.num_blocks, limits.num_swap_blocks
+    try:
+        return KVCache(spec, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, device=device)
+    except (MemoryError, RuntimeError) as error:  # torch has no error of its own for the memory of a CPU
+        needed = (num_blocks + num_swap_blocks) * bytes_per_block(spec)
+        raise _too_large(num_blocks, num_swap_blocks, needed, "so much cannot be had") from error
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of the container where that has less."""
+    bounds = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CONTAINER_LIMITS:
+        if path.is_file() and (text := path.read_text(encoding="ascii").strip()).isdigit():  # else "max"
+            bounds.append(int(text))
+    return min(bounds)
+
+
+def _max_model_len(config: Config, model_config: Any) -> int:
+    longest: int = model_config.get_text_config(decoder=True).max_position_embeddings
+    if (config.max_model_len or 0) > longest:
+        raise SizeError(f"--max-model-len is {config.max_model_len}, this model takes {longest} tokens at most")
+    return config.max_model_len or longest
+
+
+def _too_large(num_blocks: int, num_swap_blocks: int, needed: int, but: str) -> SizeError:
+    return SizeError(
+        f"{num_blocks} KV blocks and {num_swap_blocks} swap blocks need {_readable(needed)} of memory, {but}; "
+        "choose less with --kv-cache-memory, or with --num-blocks and --num-swap-blocks"
+    )
+
+
+def _readable(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**30:,.1f} GiB"
