@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import grpc
 from metronome.executor.v1 import executor_pb2
 from metronome_cli.columns import at
 from metronome_cli.errors import failure_in_words
@@ -76,6 +77,8 @@ class _Session:
                     requests[index] = on_event(requests[index], event, time.monotonic())
         except MetronomeError as error:  # this request's alone: the others go on
             requests[index] = on_failure(requests[index], failure_in_words(error))
+            if error.code is grpc.StatusCode.UNAVAILABLE:
+                self._is_idle.clear()  # if the executor is gone, the watch is about to say so as well
         self._view.request_done(self.board, requests[index])
 
     async def _watch(self) -> None:
