@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import grpc
+
 from metronome.executor.v1 import executor_pb2
 from metronome_cli.columns import at
 from metronome_cli.errors import failure_in_words
