@@ -113,7 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch-size", type=int, default=16, help="requests at once, on both sides")
-    parser.add_argument("--num-requests", type=int, default=48)
+    parser.add_argument("--num-requests", type=int, default=64)
     parser.add_argument("--workload", type=Path, help="JSON file of requests, instead of the built-in ones")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--min-ratio", type=float, default=2.0)
