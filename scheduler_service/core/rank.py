@@ -18,18 +18,14 @@ that neither the order of the rows nor the processor matters.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.state import (
-    BoolArray,
     ExecutorState,
     IntArray,
     RankArray,
     Requests,
-    RequestStatus,
     Tenant,
 )
 from scheduler_service.core.work import tokens_to_compute
@@ -41,7 +37,7 @@ def ranked(executor: ExecutorState, policy: Policy) -> Requests:
     """The executor's requests with the rank that the policy gives each."""
     if policy.ordering is Ordering.FIFO:
         return executor.requests
-    return replace(executor.requests, rank=_rank(executor, policy))
+    return executor.requests.ranked_by(_rank(executor, policy))
 
 
 def aging_us(policy: Policy) -> int:
@@ -72,8 +68,9 @@ def log2_interpolated(values: IntArray) -> RankArray:
 
     values >= 1.
     """
-    mantissa, exponent = np.frexp(values)
-    logarithm: RankArray = exponent + 2 * mantissa - 2
+    # A float64 holds its exponent, 1023 added to it, above the 52 bits of how far it is on the way to the next power.
+    bits = values.astype(np.float64).view(np.int64)
+    logarithm: RankArray = bits * 2.0**-52 - 1023
     return logarithm
 
 
@@ -81,13 +78,7 @@ def tenant_counters(executor: ExecutorState) -> RankArray:
     """Virtual token counter of each tenant: [num_tenants]."""
     tenants = executor.tenants or (Tenant(name=""),)
     counters = np.array([tenant.service / tenant.weight for tenant in tenants])
-    active = np.zeros(len(tenants), dtype=np.bool_)
-    active[executor.requests.tenant[_on_device(executor.requests)]] = True
-    if active.any():
-        counters = np.where(active, counters, np.maximum(counters, counters[active].min()))
+    of_active = counters[executor.requests.on_device.tenant]
+    if len(of_active) > 0:
+        counters = np.maximum(counters, of_active.min())
     return counters
-
-
-def _on_device(requests: Requests) -> BoolArray:
-    on_device: BoolArray = requests.having(RequestStatus.RUNNING) | requests.having(RequestStatus.LOADING)
-    return on_device

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-_Array = TypeVar("_Array")
+_Value = TypeVar("_Value")
 RankArray = NDArray[Any]  # int64 or float64
 
 
@@ -40,8 +40,11 @@ class RequestStatus(IntEnum):
     LOADING = 4
 
 
+_SWAPPED, _LOADING = int(RequestStatus.SWAPPED), int(RequestStatus.LOADING)
+
+
 class _Column:
-    """One column of `Requests`: a view of its row of the matrix, made when it is first asked for."""
+    """One column of `Requests`: a row of the matrix, or a selection's part of it. Looked up when it is first read."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -50,41 +53,38 @@ class _Column:
         self.name = name
 
     def __get__(self, requests: Requests, owner: type[Requests]) -> IntArray:
-        column: IntArray = requests.matrix[self.index]
+        whole = requests.whole
+        column: IntArray = whole.matrix[self.index] if whole is requests else getattr(whole, self.name)[requests.rows]
         # Found there before this descriptor from now on.
         requests.__dict__[self.name] = column
         return column
 
 
-class _Derived(Generic[_Array]):
-    """What follows from the columns of `Requests`, worked out when it is first asked for.
+class _Derived(Generic[_Value]):
+    """What follows from the columns of `Requests`: worked out once for the whole table, when it is first asked for.
 
-    `functools.cached_property` does the same, and takes a lock each time.
+    `functools.cached_property` does nearly the same, and takes a lock each time.
     """
 
-    def __init__(self, work_out: Callable[[Requests], _Array]) -> None:
+    def __init__(self, work_out: Callable[[Requests], _Value]) -> None:
         self.work_out = work_out
         self.name = work_out.__name__
         self.__doc__ = work_out.__doc__
 
-    def __get__(self, requests: Requests, owner: type[Requests]) -> _Array:
-        value = self.work_out(requests)
+    def __get__(self, requests: Requests, owner: type[Requests]) -> _Value:
+        whole = requests.whole
+        value: _Value = self.work_out(requests) if whole is requests else getattr(whole, self.name)[requests.rows]
         requests.__dict__[self.name] = value
         return value
 
 
-@dataclass(frozen=True, eq=False)
 class Requests:
-    """The request table. `matrix`: int64 [num_columns, num_requests].
+    """A request table, or some of its rows in any order.
 
-    One matrix instead of an array a column, so that taking some requests is one operation and not seventeen. The
-    columns are those of `RequestTable` in state.proto, where each is described. `rank`: [num_requests], what the policy
-    orders by, the least first (see `rank.py`); None: all are alike, as in a table that nobody ranked yet. What follows
-    from the columns is worked out once for each table.
+    The columns are those of `RequestTable` in state.proto, where each is described. A whole table is one matrix, int64
+    [num_columns, num_requests]. What is taken from it are row numbers, so that taking costs next to nothing: columns
+    are looked up in the `whole` when they are read, and so is what follows from them, which is worked out once for all.
     """
-
-    matrix: IntArray
-    rank: RankArray | None = None
 
     id = _Column(0)
     status = _Column(1)
@@ -104,6 +104,11 @@ class Requests:
     last_run_iteration = _Column(15)
     times_overtaken = _Column(16)
 
+    def __init__(self, matrix: IntArray, rank: RankArray | None = None) -> None:
+        self.whole = self
+        self.matrix = matrix
+        self.rank = rank
+
     @classmethod
     def from_columns(cls, num_requests: int, columns: Mapping[str, Any]) -> Requests:
         """Copy columns, each of `num_requests` integers, into a table; those that are left out are 0 in every row."""
@@ -113,28 +118,107 @@ class Requests:
         return cls(matrix)
 
     def __len__(self) -> int:
-        return int(self.matrix.shape[1])
+        return len(self.rows)
 
-    def take(self, rows: IntArray) -> Requests:
-        """These rows, in this order."""
-        return Requests(self.matrix.take(rows, axis=1), None if self.rank is None else self.rank.take(rows))
+    @_Derived
+    def rows(self) -> IntArray:
+        """The numbers of the rows in the whole table."""
+        return np.arange(self.matrix.shape[1])
+
+    def ranked_by(self, rank: RankArray) -> Requests:
+        """This table with a rank."""
+        ranked = Requests(self.matrix, rank)
+        # Neither the columns nor what follows from them depends on the rank.
+        ranked.__dict__ = {**self.__dict__, **ranked.__dict__}
+        return ranked
+
+    def of(self, rows: IntArray) -> Requests:
+        """These rows of the whole table, in this order."""
+        whole, selection = self.whole, Requests.__new__(Requests)
+        selection.whole = whole
+        selection.rows = rows
+        if whole.rank is None:
+            selection.rank = None
+        return selection
+
+    def take(self, positions: IntArray) -> Requests:
+        """Those at these positions, in this order."""
+        return self.of(self.rows[positions])
 
     def first(self, count: int) -> Requests:
-        """The first `count` rows."""
-        return Requests(self.matrix[:, :count], None if self.rank is None else self.rank[:count])
+        """The first `count`."""
+        return self.of(self.rows[:count])
 
     def beside(self, others: Requests) -> Requests:
-        """These requests, then the others of the same table."""
-        rank = None
-        if self.rank is not None and others.rank is not None:
-            rank = np.concatenate((self.rank, others.rank))
-        return Requests(np.concatenate((self.matrix, others.matrix), axis=1), rank)
+        """These, then the others."""
+        return self.of(np.concatenate((self.rows, others.rows)))
 
     def having(self, status: RequestStatus) -> BoolArray:
         """Which requests stand there."""
         # NumPy asks an enum for half a dozen attributes before it takes it for a number.
         mask: BoolArray = self.status == int(status)
         return mask
+
+    @_Derived
+    def rank(self) -> RankArray | None:
+        """What the policy orders by, the least first (see `rank.py`); None: all are alike, or nobody ranked yet."""
+        return None
+
+    @_Derived
+    def least(self) -> Mapping[str, int]:
+        """Of a whole table: the least value of each column; 0 where there are no rows."""
+        return self._by_column(np.minimum)
+
+    @_Derived
+    def greatest(self) -> Mapping[str, int]:
+        """Of a whole table: the greatest value of each column; 0 where there are no rows."""
+        return self._by_column(np.maximum)
+
+    def _by_column(self, extreme: np.ufunc) -> Mapping[str, int]:
+        if self.matrix.size == 0:
+            return dict.fromkeys(COLUMN_NAMES, 0)
+        return dict(zip(COLUMN_NAMES, extreme.reduce(self.matrix, axis=1).tolist(), strict=True))
+
+    @property
+    def running(self) -> Requests:
+        """Of a whole table: those that run, in no order."""
+        return self.of(self._running)
+
+    @property
+    def loading(self) -> Requests:
+        """Of a whole table: those that load, in no order."""
+        return self.of(rows_where(self.having(RequestStatus.LOADING)) if self.anyone_loads else NO_ROWS)
+
+    @property
+    def on_device(self) -> Requests:
+        """Of a whole table: those that run or load, in no order."""
+        return self.running.beside(self.loading) if self.anyone_loads else self.running
+
+    @property
+    def queued(self) -> Requests:
+        """Of a whole table: those that wait or are swapped, in no order."""
+        is_queued = self.having(RequestStatus.WAITING)
+        return self.of(rows_where(is_queued | self.having(RequestStatus.SWAPPED) if self.anyone_swapped else is_queued))
+
+    @_Derived
+    def _running(self) -> IntArray:
+        return rows_where(self.having(RequestStatus.RUNNING))
+
+    @property
+    def anyone_loads(self) -> bool:
+        """Whether anyone in the whole table loads."""
+        return self.whole.greatest["status"] == _LOADING
+
+    @property
+    def anyone_swapped(self) -> bool:
+        """Whether anyone in the whole table may be swapped."""
+        return self.whole.greatest["status"] >= _SWAPPED
+
+    @property
+    def anyone_ran_before(self) -> bool:
+        """Whether any of the whole table that waits or is swapped may have run before."""
+        greatest = self.whole.greatest
+        return greatest["num_preemptions"] > 0 or greatest["status"] >= _SWAPPED
 
     @_Derived
     def num_tokens(self) -> IntArray:
@@ -153,10 +237,18 @@ class Requests:
         return before
 
     @_Derived
+    def never_ran(self) -> BoolArray:
+        """Which of those that wait or are swapped have not run before."""
+        return ~self.ran_before
+
+    @_Derived
     def in_decode(self) -> BoolArray:
         """Whose newest token is the only one that they lack."""
-        lacks_one: BoolArray = self.num_lacking_tokens == 1
-        return lacks_one & (self.num_output_tokens > 0)
+        in_decode: BoolArray = np.logical_and(self.num_output_tokens, self.num_lacking_tokens == 1)
+        return in_decode
+
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 def length_of_prefix(mask: BoolArray) -> int:
