@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from executor_service.kernels.build import KernelBuildError
-from executor_service.kernels.choice import KernelChoice, choose_kernels
+from executor_service.kernels.choice import KernelChoice
 from executor_service.kernels.cpu import CpuKernels
+from executor_service.kernels.load import load_kernels
 from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
 from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError, as_model_source_error
@@ -51,7 +52,7 @@ def load_model(
     if check is not None:
         check(config, torch_dtype)
     try:
-        chosen = choose_kernels(kernels, dtype=torch_dtype, device=device, cache_dir=cache_dir, progress=progress)
+        chosen = load_kernels(kernels, dtype=torch_dtype, device=device, cache_dir=cache_dir, progress=progress)
     except KernelBuildError as error:
         raise ModelSourceError(f"cannot run {resolved.name} with compiled kernels: {error}") from error
     progress(f"loading {resolved.name} as {str(torch_dtype).removeprefix('torch.')} on {device}")

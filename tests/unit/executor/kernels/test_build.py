@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from executor_service.kernels.build import KernelBuildError, build
-from executor_service.kernels.choice import KernelChoice, choose_kernels
+from executor_service.kernels.choice import KernelChoice
 from executor_service.kernels.cpu import CpuKernels
+from executor_service.kernels.load import load_kernels
 from support.kernels import compiled_kernels
 
 
@@ -98,4 +99,4 @@ def test_a_damaged_library_is_told(tmp_path: Path) -> None:
 def test_what_kernels_do_not_serve_runs_on_torch(
     dtype: torch.dtype, device: str, choice: KernelChoice, tmp_path: Path
 ) -> None:
-    assert choose_kernels(choice, dtype=dtype, device=torch.device(device), cache_dir=tmp_path, progress=quiet) is None
+    assert load_kernels(choice, dtype=dtype, device=torch.device(device), cache_dir=tmp_path, progress=quiet) is None
