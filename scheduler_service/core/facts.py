@@ -29,6 +29,7 @@ class Invariant(IntEnum):
     DETERMINISM = 8
     EVICTION_ALLOWED = 9
     DECODE_DELAY = 10
+    SHARED_PREFIX = 11
 
 
 Findings = Iterator[tuple[Invariant, tuple[int, ...], str]]
@@ -57,6 +58,7 @@ class RequestFacts:
     num_preemptions: int
     last_run: int
     times_overtaken: int
+    next_block_hash: int
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -183,6 +185,7 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
             num_preemptions=int(table.num_preemptions[row]),
             last_run=int(table.last_run_iteration[row]),
             times_overtaken=int(table.times_overtaken[row]),
+            next_block_hash=int(table.next_block_hash[row]),
         )
         requests[request.id] = request
     return requests
