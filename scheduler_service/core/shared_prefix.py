@@ -11,7 +11,8 @@ One that is held steps aside: those behind it pass, whatever the head of the lin
 and nobody is held but while another computes a token of its prefix or stands before it. If that one is evicted or ends,
 the first of the others takes over. Swapped requests have blocks to bring back and are never held.
 
-SGLang orders its queue so that of those that share an uncached prefix one goes first (in-batch prefix caching).
+So does TensorRT-LLM's capacity scheduler (`beneficialToSkip`), which compares the first new block of each; SGLang puts
+those off that share 32 uncached tokens with another in its queue (in-batch prefix caching); vLLM computes them all.
 """
 
 from __future__ import annotations
@@ -38,27 +39,32 @@ class Held:
 
 
 def held_back(ranked: Requests, queued: IntArray, running: Requests, num_tokens: IntArray, policy: Policy) -> Held:
-    """Who of the queue is held. `queued`: its rows, ascending; `running`: of the same table, with their tokens."""
+    """Who of the queue is held. `queued`: its rows, ascending; `running`: in order, with the tokens of each."""
     if not policy.hold_for_shared_prefix:
         return Held(rows=_NONE, behind_id=_NONE, others=queued)
     computing = running.take(rows_where((num_tokens > 0) & (running.next_block_hash != 0)))
-    rows = _lacking_the_same(ranked, queued, computing.next_block_hash)
+    lacked = _lacked_by_several(np.concatenate((ranked.next_block_hash[queued], computing.next_block_hash)))
+    rows = queued[_among(ranked.next_block_hash[queued], lacked)]
     if len(rows) == 0:
         return Held(rows=rows, behind_id=rows, others=queued)
-    sharing = computing.beside(ranked.take(rows))
-    first = _first_to_compute(sharing, len(computing), policy)
-    held = (first != np.arange(len(sharing))) & sharing.having(RequestStatus.WAITING)
-    rows = rows[held[len(computing) :]]
-    return Held(rows=rows, behind_id=sharing.id[first[held]], others=queued[~_among(queued, rows)])
+    waiting = ranked.take(rows)
+    block = np.searchsorted(lacked, waiting.next_block_hash)
+    behind_id = _first_in_queue(waiting, block, policy)
+    if len(computing) > 0:
+        computed_by = np.zeros(len(lacked), dtype=np.int64)
+        # The first in order computes for all, so it is written last.
+        of_several = computing.take(rows_where(_among(computing.next_block_hash, lacked))[::-1])
+        computed_by[np.searchsorted(lacked, of_several.next_block_hash)] = of_several.id
+        behind_id = np.where(computed_by[block] > 0, computed_by[block], behind_id)
+    held = (behind_id != waiting.id) & waiting.having(RequestStatus.WAITING)
+    return Held(rows=rows[held], behind_id=behind_id[held], others=queued[~_among(queued, rows[held])])
 
 
-def _lacking_the_same(ranked: Requests, queued: IntArray, computed: IntArray) -> IntArray:
-    """Those of `queued` whose next block someone else of the queue lacks too, or computes."""
-    hashes = ranked.next_block_hash[queued]
-    queued, hashes = queued[hashes != 0], hashes[hashes != 0]
-    ascending = np.sort(np.concatenate((hashes, computed)))
-    again = ascending[1:][ascending[1:] == ascending[:-1]]
-    return queued[_among(hashes, again)] if len(again) > 0 else queued[:0]
+def _lacked_by_several(hashes: IntArray) -> IntArray:
+    """Hashes that are there more than once, each once, ascending; 0 is none."""
+    ascending = np.sort(hashes)
+    again: IntArray = ascending[1:][(ascending[1:] == ascending[:-1]) & (ascending[1:] != 0)]
+    return again[rows_where(np.append(True, again[1:] != again[:-1]))] if len(again) > 0 else again
 
 
 def _among(values: IntArray, ascending: IntArray) -> BoolArray:
@@ -70,25 +76,23 @@ def _among(values: IntArray, ascending: IntArray) -> BoolArray:
     return among
 
 
-def _first_to_compute(sharing: Requests, num_computing: int, policy: Policy) -> IntArray:
-    """The place in `sharing` of the one that computes the next block of each; the first `num_computing` run already."""
-    places = np.arange(len(sharing))
-    waits = places >= num_computing
-    tenant = sharing.tenant if policy.ordering is Ordering.FAIR else np.zeros_like(places)
-    keys: list[NDArray[Any]] = [sharing.id, sharing.arrival_time_us, ~sharing.ran_before]
-    if sharing.rank is not None:
-        keys.append(sharing.rank)
-    order = np.lexsort([*keys, tenant, waits, sharing.next_block_hash])
-    hashes, tenant, waits = sharing.next_block_hash[order], tenant[order], waits[order]
-    starts = np.append(True, hashes[1:] != hashes[:-1])
-    of_all = _last_start(starts)
-    of_tenant = _last_start(starts | np.append(True, tenant[1:] != tenant[:-1]))
-    first = np.empty_like(places)
-    first[order] = order[np.where(waits[of_all], of_tenant, of_all)]
-    return first
+def _first_in_queue(waiting: Requests, block: IntArray, policy: Policy) -> IntArray:
+    """The id of the first in the order of the queue that lacks the same block as each (under FAIR, of its tenant).
 
-
-def _last_start(starts: BoolArray) -> IntArray:
-    """For each place the last one up to it that starts something."""
-    last: IntArray = np.maximum.accumulate(np.arange(len(starts)) * starts)
-    return last
+    Found key by key, each of which leaves fewer that are level: nothing is sorted.
+    """
+    group = block
+    if policy.ordering is Ordering.FAIR:
+        group = np.unique(block * (waiting.tenant.max() + 1) + waiting.tenant, return_inverse=True)[1]
+    never_ran = (~waiting.ran_before).astype(np.int64)
+    keys: list[NDArray[Any]] = [never_ran, waiting.arrival_time_us, waiting.id]
+    if waiting.rank is not None:
+        keys.insert(0, waiting.rank)
+    level = np.arange(len(waiting))
+    for key in keys:
+        least = np.full(int(group.max()) + 1, key.max())
+        np.minimum.at(least, group[level], key[level])
+        level = level[key[level] == least[group[level]]]
+    first = np.empty(int(group.max()) + 1, dtype=np.int64)
+    first[group[level]] = waiting.id[level]
+    return first[group]
