@@ -120,7 +120,7 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
     others = facts.stay() + [r for r in facts.entering.values() if r.id not in passing]
     chunk = facts.policy.chunk_size_tokens
     ends = sorted((ceil_div(r.lacks, chunk) + r.expected_left - 1, r.id) for r in others)
-    free = facts.blocks_free() - sum(r.blocks_held(facts.limits, facts.policy) for r in others)
+    free = facts.blocks_free() - sum(facts.blocks_held(r) for r in others)
     free -= head.blocks_held(facts.limits, facts.policy)
     for start in [0, *(end for end, _ in ends)]:
         ended = [facts.requests[i] for end, i in ends if end <= start]
@@ -139,7 +139,7 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
 
 def _blocks_on_device(request: RequestFacts, facts: Facts) -> int:
     """What it holds alone when the plan is carried out, with what is held for it."""
-    held = request.blocks_held(facts.limits, facts.policy)
+    held = facts.blocks_held(request)
     return held if request.id in facts.entering else request.num_blocks - request.num_shared + held
 
 
