@@ -16,6 +16,7 @@ from scheduler_service.core.fairness import first_in_turn
 from scheduler_service.core.ordering import first_in_queue
 from scheduler_service.core.passing import LOOK_AHEAD, pass_by
 from scheduler_service.core.policy import HeadOfLine, Ordering, Policy, Preemption
+from scheduler_service.core.shared_prefix import Held
 from scheduler_service.core.state import NO_ROWS, ExecutorState, IntArray, Requests, RequestStatus, rows_where
 
 
@@ -31,16 +32,17 @@ class Entering(NamedTuple):
     shortfall: Shortfall | None
 
 
-def queue(ranked: Requests, rejected: IntArray) -> Requests:
+def queued(ranked: Requests, rejected: IntArray) -> Requests:
     """Those that wait or are swapped, and are not rejected; in no order."""
-    queued = ranked.queued
-    return queued if len(rejected) == 0 else queued.take(rows_where(np.isin(queued.rows, rejected, invert=True)))
+    if len(rejected) == 0:
+        return ranked.queued
+    return ranked.queued.take(rows_where(np.isin(ranked.queued.rows, rejected, invert=True)))
 
 
 def head_of_queue(queued: Requests, count: int, executor: ExecutorState, policy: Policy) -> Requests:
     """The `count` first of the queue, in order."""
     if policy.ordering is Ordering.FAIR:
-        return first_in_turn(executor, queued, count)
+        return first_in_turn(executor, queued, count, policy)
     return first_in_queue(queued, count)
 
 
@@ -79,14 +81,23 @@ def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
     reasons = np.full(len(requests), int(Reason.ADMITTED))
     if requests.anyone_ran_before:
         reasons[requests.num_preemptions > 0] = int(Reason.READMITTED)
-    if policy.head_of_line is HeadOfLine.BACKFILL:
-        reasons[entering.num_in_turn :] = int(Reason.BACKFILLED)
-    if requests.anyone_ran_before:
+    if policy.head_of_line is not HeadOfLine.STRICT:
+        backfills = policy.head_of_line is HeadOfLine.BACKFILL
+        reasons[entering.num_in_turn :] = int(Reason.BACKFILLED if backfills else Reason.SKIPPED_AHEAD)
+    if requests.anyone_swapped:
         reasons[requests.having(RequestStatus.SWAPPED)] = int(Reason.RESUMED)
     return reasons
 
 
-def shortfall(ranked: Requests, entering: Entering, rejected: IntArray) -> Shortfall | None:
-    """What keeps the first out that stays behind."""
+def shortfall(ranked: Requests, entering: Entering, held: Held, rejected: IntArray) -> Shortfall | None:
+    """What keeps the first out that stays behind; who is held for a prefix comes after all others."""
     short = entering.shortfall
-    return None if short is None or short.id in ranked.id[rejected] else short
+    if short is not None and short.id not in ranked.id[rejected]:
+        return short
+    if len(held.requests) == 0:
+        return None
+    waiting = held.requests.take(rows_where(np.isin(held.requests.rows, rejected, invert=True)))
+    if len(waiting) == 0:
+        return None
+    first = first_in_queue(waiting, 1)
+    return Shortfall(id=int(first.id[0]), reason=Reason.WAITING_FOR_SHARED_PREFIX)

@@ -1,9 +1,13 @@
 """The queue under FAIR: tenants take turns, by the service that they have had and that they are about to get.
 
 Within a tenant the order is that of the queue. Across tenants each request starts at a tag: its tenant's virtual token
-counter, plus the tokens of those of the same tenant that stand before it, over the tenant's weight; the least tag comes
-first (start-time fair queueing, Goyal et al. 1996, over the counters of VTC, arXiv 2401.00588). So several places that
-come free at once go round, and two tenants that both wait differ by one largest request at most, over their weights.
+counter, plus what those of the same tenant that stand before it will be charged, over the tenant's weight; the least
+tag comes first (start-time fair queueing, Goyal et al. 1996, over the counters of VTC, arXiv 2401.00588, where the cost
+of a request may be any function). So several places that come free at once go round, and two tenants that both wait
+differ by one largest request at most, over their weights.
+
+A request is charged the tokens that it is expected to compute and, where the policy charges for KV residency, the
+blocks that it is expected to hold in each pass. Both are whole numbers until they meet the charge and the weight.
 """
 
 from __future__ import annotations
@@ -13,24 +17,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_service.core.memory import block_passes
 from scheduler_service.core.ordering import FEW, order_within_rank
+from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ExecutorState, IntArray, Requests, Tenant, rows_where
 from scheduler_service.core.work import tokens_to_compute
 
 
-def first_in_turn(executor: ExecutorState, queued: Requests, count: int) -> Requests:
+def first_in_turn(executor: ExecutorState, queued: Requests, count: int, policy: Policy) -> Requests:
     """The `count` first of those that wait (all, if there are fewer), in turn."""
     if len(queued) == 0:
         return queued
     weights = np.array([tenant.weight for tenant in executor.tenants or (Tenant(name=""),)])
     chosen = _first_of_each(queued, count) if len(queued) > FEW else queued
     chosen = chosen.take(_positions_by(chosen, chosen.tenant))
-    tenant, work = chosen.tenant, tokens_to_compute(chosen, executor.limits)
-    before = work.cumsum() - work
-    before -= before[tenant.searchsorted(tenant)]
+    tenant = chosen.tenant
+    before: NDArray[Any] = _before(tokens_to_compute(chosen, executor.limits), tenant)
+    if policy.kv_residency_charge > 0:
+        before = before + policy.kv_residency_charge * _before(block_passes(chosen, executor.limits, policy), tenant)
     assert chosen.rank is not None
     tag = chosen.rank + before / weights[tenant]
     return chosen.take(_positions_by(chosen, tag)[:count])
+
+
+def _before(costs: IntArray, tenant: IntArray) -> IntArray:
+    """The costs of those of the same tenant before each; `tenant` ascends."""
+    before: IntArray = costs.cumsum() - costs
+    before -= before[tenant.searchsorted(tenant)]
+    return before
 
 
 def _positions_by(queued: Requests, key: NDArray[Any]) -> IntArray:

@@ -103,6 +103,7 @@ class Requests:
     num_preemptions = _Column(14)
     last_run_iteration = _Column(15)
     times_overtaken = _Column(16)
+    next_block_hash = _Column(17)
 
     def __init__(self, matrix: IntArray, rank: RankArray | None = None) -> None:
         self.whole = self
@@ -292,7 +293,7 @@ class LatencyModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who requests belong to: share relative to others, and weighted tokens served so far."""
+    """Who requests belong to: share relative to others, and service so far, in tokens."""
 
     name: str
     weight: float = 1.0

@@ -30,8 +30,8 @@ MAX_EXECUTOR_ID_BYTES = 256
 
 # Least value of each column that does not take any.
 _LEAST = dict.fromkeys(COLUMN_NAMES, 0) | {"id": 1, "num_prompt_tokens": 1}
-for _name in ("status", "arrival_time_us", "priority"):
-    del _LEAST[_name]
+for _takes_any in ("status", "arrival_time_us", "priority", "next_block_hash"):
+    del _LEAST[_takes_any]
 _LEAST_STATUS, _GREATEST_STATUS = min(RequestStatus).value, max(RequestStatus).value
 
 _POSITIVE_LIMITS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_blocks", "max_model_len")
