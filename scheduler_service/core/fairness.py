@@ -58,32 +58,31 @@ def _first_of_each(queued: Requests, count: int) -> Requests:
     num_of_tenant = np.bincount(tenant)
     tenants = num_of_tenant.nonzero()[0]
     num_of_tenant = num_of_tenant[tenants]
-    # Where the last of those that count stands, were the queue sorted.
+    # Where the last of those that count stands among the keys of all.
     last = num_of_tenant.cumsum() - np.maximum(num_of_tenant - count, 0) - 1
-    bound = np.zeros(tenants[-1] + 1, dtype=np.int64)
-    bound[tenants] = np.partition(key, last)[last]
-    if count < len(tenants):
-        bound[_behind(queued, tenants, count)] = 0
-    return queued.take(rows_where(key <= bound[tenant]))
+    bound = np.empty(tenants[-1] + 1, dtype=np.int64)
+    bound[tenants] = np.sort(key)[last]
+    first = queued.take(rows_where(key <= bound[tenant]))
+    return first if count >= len(tenants) else _with_least_counters(first, tenants, count)
 
 
-def _behind(queued: Requests, tenants: IntArray, count: int) -> IntArray:
-    """Those of `tenants` before whom `count` others stand by their counters. 0 < count < len(tenants)."""
-    counters = np.zeros(tenants[-1] + 1)
+def _with_least_counters(queued: Requests, tenants: IntArray, count: int) -> Requests:
+    """Those whose tenants have the `count` least counters of all `tenants`, or equal ones."""
+    counters = np.empty(tenants[-1] + 1)
     # Within a tenant all are of one rank, which is its counter.
     counters[queued.tenant] = queued.rank
-    counters = counters[tenants]
-    behind: IntArray = tenants[counters > np.partition(counters, count - 1)[count - 1]]
-    return behind
+    most = np.partition(counters[tenants], count - 1)[count - 1]
+    return queued.take(rows_where(counters[queued.tenant] <= most))
 
 
 def _by_tenant(queued: Requests) -> IntArray:
-    """A number for each, >= 1, that orders them by tenant, and those of one as the queue does, but for ties."""
-    least, greatest = queued.whole.least, queued.whole.greatest
-    span = greatest["arrival_time_us"] - least["arrival_time_us"] + 1
+    """Numbers that order a queue by tenant, and those of one tenant as the queue does, except for ties."""
+    least, greatest = queued.whole.least["arrival_time_us"], queued.whole.greatest["arrival_time_us"]
+    span, arrival_time = greatest - least + 1, queued.arrival_time_us
     # Times so far apart that the numbers would not fit are told apart less finely.
-    shift = max((2 * span * (greatest["tenant"] + 1)).bit_length() - 62, 0)
+    shift = (2 * span * (queued.whole.greatest["tenant"] + 1)).bit_length() - 62
+    if shift > 0:
+        least, span, arrival_time = least >> shift, (span >> shift) + 2, arrival_time >> shift
     group = 2 * queued.tenant + queued.never_ran if queued.anyone_ran_before else queued.tenant
-    since = (queued.arrival_time_us >> shift) - (least["arrival_time_us"] >> shift)
-    key: IntArray = group * ((span >> shift) + 2) + since + 1
+    key: IntArray = group * span + (arrival_time - least)
     return key

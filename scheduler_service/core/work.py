@@ -18,8 +18,8 @@ def most_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArray:
     most = requests.max_output_tokens
     if requests.whole.least["max_output_tokens"] == 0:
         most = np.where(most > 0, most, limits.max_model_len - requests.num_prompt_tokens)
-    left: IntArray = np.maximum(most - requests.num_output_tokens, 1)
-    return left
+    left: IntArray = most - requests.num_output_tokens
+    return np.maximum(left, 1, out=left)
 
 
 def expected_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArray:
@@ -27,10 +27,10 @@ def expected_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArra
     most, expected = most_outputs_left(requests, limits), requests.expected_output_tokens
     if requests.whole.greatest["expected_output_tokens"] == 0:
         return most
-    left: IntArray = np.minimum(
-        np.where(expected > 0, np.maximum(expected - requests.num_output_tokens, 1), most), most
-    )
-    return left
+    left: IntArray = expected - requests.num_output_tokens
+    np.maximum(left, 1, out=left)
+    np.minimum(left, most, out=left)
+    return np.where(expected > 0, left, most)
 
 
 def tokens_to_compute(requests: Requests, limits: ExecutorLimits) -> IntArray:
@@ -39,7 +39,8 @@ def tokens_to_compute(requests: Requests, limits: ExecutorLimits) -> IntArray:
     An output of open length counts as if it could have the whole model length, whatever the prompt takes of it: so of
     two of which nothing is known the one with the shorter prompt is the shorter.
     """
-    work: IntArray = requests.num_lacking_tokens + expected_outputs_left(requests, limits) - 1
+    work: IntArray = requests.num_lacking_tokens + expected_outputs_left(requests, limits)
+    work -= 1
     if requests.whole.least["max_output_tokens"] == 0:
         is_open = (requests.expected_output_tokens == 0) & (requests.max_output_tokens == 0)
         work += is_open * requests.num_prompt_tokens
