@@ -79,12 +79,12 @@ def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
     """Why each entered."""
     requests = entering.requests
     reasons = np.full(len(requests), int(Reason.ADMITTED))
-    if requests.anyone_ran_before:
+    if requests.whole.anyone_ran_before:
         reasons[requests.num_preemptions > 0] = int(Reason.READMITTED)
     if policy.head_of_line is not HeadOfLine.STRICT:
         backfills = policy.head_of_line is HeadOfLine.BACKFILL
         reasons[entering.num_in_turn :] = int(Reason.BACKFILLED if backfills else Reason.SKIPPED_AHEAD)
-    if requests.anyone_swapped:
+    if requests.whole.anyone_swapped:
         reasons[requests.having(RequestStatus.SWAPPED)] = int(Reason.RESUMED)
     return reasons
 
@@ -92,7 +92,7 @@ def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
 def shortfall(ranked: Requests, entering: Entering, held: Held, rejected: IntArray) -> Shortfall | None:
     """What keeps the first out that stays behind; who is held for a prefix comes after all others."""
     short = entering.shortfall
-    if short is not None and short.id not in ranked.id[rejected]:
+    if short is not None and (len(rejected) == 0 or short.id not in ranked.id[rejected]):
         return short
     if len(held.requests) == 0:
         return None

@@ -63,7 +63,7 @@ def room_beside(running: RunningSet, executor: ExecutorState, policy: Policy) ->
     if num_prefills is not None:
         num_prefills -= int(np.count_nonzero(~kept.in_decode & (num_tokens > 0)))
     on_device, held, num_blocks = kept, running.held, running.num_blocks
-    if kept.anyone_loads:
+    if kept.whole.anyone_loads:
         loading = kept.whole.loading
         held_for_loading = blocks_held(loading, np.zeros(len(loading), dtype=np.int64), limits, policy)
         on_device, held = kept.beside(loading), np.concatenate((held, held_for_loading))
@@ -143,7 +143,7 @@ def claims_of(
     need = blocks_to_enter(candidates, executor.limits, held_as or policy)
     num_beside: IntArray | int = len(room.on_device)
     # Those that enter before count too. That changes something for the first of all, and for who ran before.
-    if num_beside == 0 or candidates.anyone_ran_before:
+    if num_beside == 0 or candidates.whole.anyone_ran_before:
         num_beside = num_beside + np.arange(len(candidates))
     kept = kept_free(candidates, num_beside, executor.limits, policy)
     want, decodes = chunks_wanted(candidates, policy), _phase_open(candidates, room.tokens)

@@ -84,8 +84,9 @@ def without(
     why: Reason = Reason.EVICTED_OUT_OF_BLOCKS,
 ) -> RunningSet:
     """The running set without those at these positions, which ascend. `num_tokens`: of those that stay."""
-    evicted, kept, num_free = running.take(victims), running, executor.num_free_blocks
+    evicted, kept, num_free = running.of(NO_ROWS), running, executor.num_free_blocks
     if len(victims) > 0:
+        evicted = running.take(victims)
         stays = np.ones(len(running), dtype=np.bool_)
         stays[victims] = False
         kept = running.take(rows_where(stays))

@@ -83,6 +83,6 @@ def _by_tenant(queued: Requests) -> IntArray:
     shift = (2 * span * (queued.whole.greatest["tenant"] + 1)).bit_length() - 62
     if shift > 0:
         least, span, arrival_time = least >> shift, (span >> shift) + 2, arrival_time >> shift
-    group = 2 * queued.tenant + queued.never_ran if queued.anyone_ran_before else queued.tenant
+    group = 2 * queued.tenant + queued.never_ran if queued.whole.anyone_ran_before else queued.tenant
     key: IntArray = group * span + (arrival_time - least)
     return key

@@ -98,6 +98,6 @@ def kept_free(
     if policy.admission is Admission.RESERVE:
         return 0
     kept: IntArray | int = math.ceil(policy.watermark * limits.num_blocks)
-    if candidates.anyone_ran_before:
+    if candidates.whole.anyone_ran_before:
         kept = kept + candidates.ran_before * (num_beside + 1)
     return kept * (num_beside > 0)

@@ -43,7 +43,7 @@ def first_in_queue(requests: Requests, count: int) -> Requests:
 def order_within_rank(queued: Requests) -> tuple[str, ...]:
     """The columns that a queue of one rank is ordered by, one after the other."""
     names = ("arrival_time_us", "id")
-    return ("never_ran", *names) if queued.anyone_ran_before else names
+    return ("never_ran", *names) if queued.whole.anyone_ran_before else names
 
 
 def _positions_by(requests: Requests, names: tuple[str, ...]) -> IntArray:

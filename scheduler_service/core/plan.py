@@ -104,7 +104,7 @@ def _transitions(entering: admission.Entering, order: IntArray, policy: Policy) 
     if len(order) == 0:
         return NO_TRANSITIONS, NO_TRANSITIONS
     id, reasons = requests.id[order], admission.reasons_to_enter(entering, policy)[order]
-    if not requests.anyone_swapped:
+    if not requests.whole.anyone_swapped:
         return Transitions(id=id, reason=reasons), NO_TRANSITIONS
     resumed = reasons == int(Reason.RESUMED)
     return (

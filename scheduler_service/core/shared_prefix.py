@@ -17,8 +17,7 @@ those off that share 32 uncached tokens with another in its queue (in-batch pref
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.state import NO_ROWS, BoolArray, IntArray, Requests, RequestStatus, rows_where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class Held(NamedTuple):
     """Who is held, with the ids of those that compute for them or will first; `others`: the rest of the queue."""
 
     requests: Requests
@@ -38,7 +36,7 @@ class Held:
 
 def held_back(queued: Requests, running: Requests, num_tokens: IntArray, policy: Policy) -> Held:
     """Who of the queue is held. `queued`: in no order; `running`: in order, with the tokens of each."""
-    nobody = Held(requests=queued.first(0), behind_id=NO_ROWS, others=queued)
+    nobody = Held(requests=queued.of(NO_ROWS), behind_id=NO_ROWS, others=queued)
     if not policy.hold_for_shared_prefix:
         return nobody
     computing = running.take(rows_where((num_tokens > 0) & (running.next_block_hash != 0)))

@@ -53,8 +53,8 @@ class _Column:
         self.name = name
 
     def __get__(self, requests: Requests, owner: type[Requests]) -> IntArray:
-        whole = requests.whole
-        column: IntArray = whole.matrix[self.index] if whole is requests else getattr(whole, self.name)[requests.rows]
+        whole = requests.__dict__.get("whole")
+        column: IntArray = requests.matrix[self.index] if whole is None else getattr(whole, self.name)[requests.rows]
         # Found there before this descriptor from now on.
         requests.__dict__[self.name] = column
         return column
@@ -72,10 +72,20 @@ class _Derived(Generic[_Value]):
         self.__doc__ = work_out.__doc__
 
     def __get__(self, requests: Requests, owner: type[Requests]) -> _Value:
-        whole = requests.whole
-        value: _Value = self.work_out(requests) if whole is requests else getattr(whole, self.name)[requests.rows]
+        whole = requests.__dict__.get("whole")
+        value: _Value = self.work_out(requests) if whole is None else getattr(whole, self.name)[requests.rows]
         requests.__dict__[self.name] = value
         return value
+
+
+class _Whole:
+    """The table that requests are rows of: themselves, unless they were taken from one.
+
+    A table does not hold itself, or its memory would be free only when cycles are looked for.
+    """
+
+    def __get__(self, requests: Requests, owner: type[Requests]) -> Requests:
+        return requests
 
 
 class Requests:
@@ -105,8 +115,9 @@ class Requests:
     times_overtaken = _Column(16)
     next_block_hash = _Column(17)
 
+    whole = _Whole()
+
     def __init__(self, matrix: IntArray, rank: RankArray | None = None) -> None:
-        self.whole = self
         self.matrix = matrix
         self.rank = rank
 
@@ -205,21 +216,20 @@ class Requests:
     def _running(self) -> IntArray:
         return rows_where(self.having(RequestStatus.RUNNING))
 
-    @property
+    @_Derived
     def anyone_loads(self) -> bool:
-        """Whether anyone in the whole table loads."""
-        return self.whole.greatest["status"] == _LOADING
+        """Of a whole table: whether anyone loads."""
+        return self.greatest["status"] == _LOADING
 
-    @property
+    @_Derived
     def anyone_swapped(self) -> bool:
-        """Whether anyone in the whole table may be swapped."""
-        return self.whole.greatest["status"] >= _SWAPPED
+        """Of a whole table: whether anyone may be swapped."""
+        return self.greatest["status"] >= _SWAPPED
 
-    @property
+    @_Derived
     def anyone_ran_before(self) -> bool:
-        """Whether any of the whole table that waits or is swapped may have run before."""
-        greatest = self.whole.greatest
-        return greatest["num_preemptions"] > 0 or greatest["status"] >= _SWAPPED
+        """Of a whole table: whether any of those that wait or are swapped may have run before."""
+        return self.anyone_swapped or self.greatest["num_preemptions"] > 0
 
     @_Derived
     def num_tokens(self) -> IntArray:
