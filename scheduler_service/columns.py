@@ -6,8 +6,8 @@ below 128, so a byte each. So a table of n rows lies there much as it would in m
     tag  8n  n numbers of `id`    tag  n  n bytes of `status`    tag  8n  n numbers of `arrival_time_us`    ...
 
 Asking protobuf for one column after the other costs several NumPy operations each; here they are views of one copy of
-the table. What lies there otherwise is left to protobuf: columns of unequal length, an enum value of two bytes, a field
-that this version does not know.
+the table. Left to protobuf are long tables, which cost more to copy than to ask for, and what lies there otherwise:
+columns of unequal length, an enum value of two bytes, a field that this version does not know.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }
 _WIDTHS = {dtype.itemsize for dtype in _DTYPES.values()}
 _LENGTH_DELIMITED = 2
+
+MAX_COPIED_ROWS = 4096  # a third of a megabyte, if all columns of a request table are there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,10 @@ class TableLayout:
     def views(self, table: Message, num_rows: int) -> list[NDArray[Any] | None] | None:
         """The columns, each of `num_rows` numbers and read-only; None for one that is left out.
 
-        None instead of them all where the table is laid out otherwise.
+        None instead of them all where the table is laid out otherwise, or long.
         """
+        if num_rows > MAX_COPIED_ROWS:
+            return None
         wire = table.SerializeToString()
         lengths = {width: _varint(width * num_rows) for width in _WIDTHS}
         views: list[NDArray[Any] | None] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from metronome.scheduler.v1 import plan_pb2, state_pb2
-from scheduler_service.columns import TableLayout
+from scheduler_service.columns import MAX_COPIED_ROWS, TableLayout
 from scheduler_service.convert import requests_from
 from scheduler_service.core.errors import ErrorReason, StateError
 from scheduler_service.core.state import COLUMN_NAMES
@@ -104,6 +104,15 @@ def test_what_lies_there_otherwise_is_left_to_protobuf(change: Callable[[Table],
     table = small_table()
     change(table)
     assert LAYOUT.views(table, len(table.id)) is None
+
+
+@pytest.mark.parametrize("num_rows", [MAX_COPIED_ROWS, MAX_COPIED_ROWS + 1])
+def test_a_long_table_is_read_all_the_same(num_rows: int) -> None:
+    table = Table(id=range(1, num_rows + 1), status=[1] * num_rows, num_prompt_tokens=range(1, num_rows + 1))
+    assert (LAYOUT.views(table, num_rows) is None) == (num_rows > MAX_COPIED_ROWS)
+    requests = requests_from(table, "requests")
+    assert requests.id.tolist() == requests.num_prompt_tokens.tolist() == list(range(1, num_rows + 1))
+    assert not requests.priority.any()
 
 
 def test_a_field_that_is_not_known_changes_nothing() -> None:
