@@ -41,7 +41,7 @@ BOUNDED_SIZE = (256, 1024)
 RATE_SIZE = (64, 64)
 TARGET_RATIO, TARGET_PLANS_PER_S, TARGET_GROWTH_MIB = 1.3, 1500, 4
 NUM_WARM_UP_PLANS = 8000
-NUM_PLANS_A_TURN = 2000
+NUM_PLANS_A_TURN = 1000
 
 
 def main() -> int:
@@ -196,8 +196,8 @@ def _plan_many(channel: grpc.Channel, requests: Sequence[bytes], num_plans: int,
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reps", type=int, default=9, help="repetitions of round trips and rates")
-    parser.add_argument("--round-trips", type=int, default=100, help="round trips of each repetition")
+    parser.add_argument("--reps", type=int, default=15, help="repetitions of round trips and rates")
+    parser.add_argument("--round-trips", type=int, default=50, help="round trips of each repetition")
     parser.add_argument("--in-flight", type=int, default=8, help="requests in flight where rates are measured")
     parser.add_argument("--plans", type=int, default=40_000, help="plans over which memory is watched")
     parser.add_argument("--max-ratio", type=float, default=2.0, help=f"of the round trip at {BOUNDED_SIZE}")

@@ -130,7 +130,7 @@ def requests_from(message: state_pb2.RequestTable, field: str) -> Requests:
     # The contract lets a prompt be cached whole. Its last token is computed again all the same: the next one is sampled
     # from it. So to the core such a request has all but that token.
     cached_whole = requests.num_computed_tokens == requests.num_prompt_tokens
-    if cached_whole.any():
+    if np.count_nonzero(cached_whole) > 0:
         requests.num_computed_tokens[cached_whole & (requests.num_output_tokens == 0)] -= 1
     return requests
 
