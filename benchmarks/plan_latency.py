@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.beside_vllm import beside_vllm
+from harness.beside_vllm import beside_vllm, vllm_times
 from harness.report import Figure, print_json, print_table
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import BatchComposition, Ordering, Policy
@@ -41,7 +41,8 @@ def main() -> int:
     policies += [Policy(batch_composition=c) for c in args.composition if c is not BatchComposition.MIXED]
     figures = [_figure(policy, *size, args.plans) for policy in policies for size in SIZES]
     if args.vllm_python is not None:
-        figures = beside_vllm(figures, args.vllm_python)
+        times = vllm_times(args.vllm_python, SIZES, args.plans)
+        figures = [beside_vllm(figure, times) for figure in figures]
     if args.json:
         print_json(figures)
     else:

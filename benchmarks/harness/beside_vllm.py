@@ -5,37 +5,42 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from harness.report import Figure
 
 PROGRAM = Path(__file__).with_name("vllm_scheduler.py")
-REFERENCE = "vLLM schedule()"
+REFERENCE = "vLLM schedule(), first come first served"
+
+# By (running, waiting): microseconds of each iteration, as `schedule_us` and `update_us`.
+VllmTimes: TypeAlias = Mapping[tuple[object, object], Mapping[str, Sequence[float]]]
 
 
-def beside_vllm(figures: Sequence[Figure], python: Path) -> list[Figure]:
-    """The figures, each with what vLLM takes to schedule as many requests, as often.
-
-    `python`: that of an environment with vLLM. What vLLM then takes to enter the sampled tokens into its books stands
-    beside the ratio and not in it: in our case that is the executor's work.
-    """
-    sizes = sorted({(int(str(f.sizes["num_running"])), int(str(f.sizes["num_waiting"]))) for f in figures})
-    num_iterations = max(len(figure.samples) for figure in figures)
-    arguments = [f"{running},{waiting}" for running, waiting in sizes]
+def vllm_times(python: Path, sizes: Sequence[tuple[int, int]], num_iterations: int) -> VllmTimes:
+    """Time vLLM at these sizes. `python`: that of an environment with vLLM. Raises CalledProcessError."""
+    arguments = [f"{num_running},{num_waiting}" for num_running, num_waiting in sizes]
     # Isolated: neither this directory nor PYTHONPATH is on the way to its packages.
     command = [str(python), "-I", str(PROGRAM), "--iterations", str(num_iterations), *arguments]
     lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
-    times = {size: json.loads(line) for size, line in zip(sizes, lines, strict=True)}
-    return [_beside(figure, times[figure.sizes["num_running"], figure.sizes["num_waiting"]]) for figure in figures]
+    return {size: json.loads(line) for size, line in zip(sizes, lines, strict=True)}
 
 
-def _beside(figure: Figure, times: dict[str, list[float]]) -> Figure:
-    update_us = round(statistics.median(times["update_us"]), 2)
+def beside_vllm(figure: Figure, times: VllmTimes) -> Figure:
+    """The figure, with what vLLM takes to schedule as many requests; as it is where that was not timed.
+
+    What vLLM then takes to enter the sampled tokens into its books stands beside the ratio and not in it: in our case
+    that is the executor's work.
+    """
+    size = (figure.sizes.get("num_running"), figure.sizes.get("num_waiting"))
+    if size not in times:
+        return figure
+    update_us = round(statistics.median(times[size]["update_us"]), 2)
     return replace(
         figure,
         sizes={**figure.sizes, "reference_update_us": update_us},
         reference=REFERENCE,
-        reference_samples=times["schedule_us"][: len(figure.samples)],
+        reference_samples=times[size]["schedule_us"],
     )
