@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from scheduler_service.core.state import COLUMN_NAMES
 
 LAYOUT = TableLayout(state_pb2.RequestTable)
 REQUIRED = ("id", "status", "num_prompt_tokens")
-WIDE = {"id", "arrival_time_us", "deadline_us", "last_run_iteration"}
+FIELDS = state_pb2.RequestTable.DESCRIPTOR.fields_by_name
 UNKNOWN_FIELD = b"\xa2\x06\x01x"  # number 100, one byte
 
 Table = state_pb2.RequestTable
@@ -28,7 +29,7 @@ Table = state_pb2.RequestTable
 def numbers(name: str) -> st.SearchStrategy[int]:
     if name == "status":
         return st.integers(0, 127)
-    bits = 64 if name in WIDE else 32
+    bits = 64 if FIELDS[name].type == FieldDescriptor.TYPE_SFIXED64 else 32
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
