@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from itertools import repeat
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,8 +74,6 @@ _PLAN_TABLES = {
 _EXPLANATION_TABLE = TableLayout(plan_pb2.ExplanationTable)
 _LATENCY_FIELDS = tuple(field.name for field in state_pb2.LatencyModel.DESCRIPTOR.fields)
 _LIMIT_FIELDS = tuple(field.name for field in state_pb2.ExecutorLimits.DESCRIPTOR.fields)
-# One call for all fields of a message, several times as fast as one for each.
-_latency_in, _limits_in = attrgetter(*_LATENCY_FIELDS), attrgetter(*_LIMIT_FIELDS)
 
 _Table = TypeVar("_Table", Scheduled, Transitions, Evictions, Rejections)
 
@@ -97,12 +93,12 @@ def _executor_from(
 ) -> ExecutorState:
     if not message.HasField("limits"):
         raise _missing(f"{field}.limits")
-    limits = dict(zip(_LIMIT_FIELDS, _limits_in(message.limits), strict=True))
+    limits = {name: getattr(message.limits, name) for name in _LIMIT_FIELDS}
     if not message.limits.HasField("max_num_waiting"):
         limits["max_num_waiting"] = None
     latency = None
     if message.HasField("latency"):
-        latency = LatencyModel(**dict(zip(_LATENCY_FIELDS, _latency_in(message.latency), strict=True)))
+        latency = LatencyModel(**{name: getattr(message.latency, name) for name in _LATENCY_FIELDS})
     return ExecutorState(
         executor_id=message.executor_id,
         iteration=message.iteration,
@@ -152,14 +148,19 @@ def _columns_of(message: Any, names: Sequence[str], required: Sequence[str], fie
 
 
 def _tenants_from(message: state_pb2.TenantTable, field: str) -> tuple[Tenant, ...]:
-    count, weights, services = len(message.name), message.weight, message.service
-    for name, column in (("weight", weights), ("service", services)):
-        if len(column) not in (0, count):
+    count = len(message.name)
+    columns: list[Sequence[float]] = []
+    for name, absent in (("weight", 1.0), ("service", 0.0)):
+        column: Sequence[float] = getattr(message, name) or [absent] * count
+        if len(column) != count:
             lengths = {"length": str(len(column)), "expected": str(count)}
             description = f"has {len(column)} rows, and name has {count}"
             raise StateError(f"{field}.{name}", ErrorReason.COLUMN_LENGTH, description, lengths)
-    rows = zip(message.name, weights or repeat(1.0), services or repeat(0.0), strict=False)
-    return tuple([Tenant(name=name, weight=weight, service=service) for name, weight, service in rows])
+        columns.append(column)
+    return tuple(
+        Tenant(name=name, weight=weight, service=service)
+        for name, weight, service in zip(message.name, *columns, strict=True)
+    )
 
 
 def placement_from(request: scheduler_pb2.PlaceRequest) -> Placement:
