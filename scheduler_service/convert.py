@@ -239,6 +239,7 @@ def plan_message(plan: ExecutorPlan) -> plan_pb2.ExecutorPlan:
         ),
         predicted_time_us=plan.predicted_time_us,
         digest=plan.digest,
+        kv_residency_charge=plan.kv_residency_charge,
     )
     for name, layout in _PLAN_TABLES.items():
         table = getattr(plan, name)
@@ -273,6 +274,7 @@ def plan_from(message: plan_pb2.ExecutorPlan, field: str) -> ExecutorPlan:
         evict=evict,
         reject=_table_from(Rejections, message.reject, ("id",), f"{field}.reject"),
         digest=message.digest,
+        kv_residency_charge=message.kv_residency_charge,
     )
 
 
