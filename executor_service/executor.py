@@ -16,7 +16,6 @@ import torch
 from executor_service.convert.generate import ModelFacts, parse_generate
 from executor_service.engine.books import Status
 from executor_service.engine.loop import Engine
-from executor_service.engine.request import Request
 from executor_service.engine.sequence import Sequence
 from executor_service.model.loaded import LoadedModel
 from executor_service.scheduler_client import SchedulerClient
@@ -49,17 +48,19 @@ class Executor:
     def tokenizer(self) -> Tokenizer:
         return self.facts.tokenizer
 
-    def parse(self, message: pb.GenerateRequest, *, time_remaining_s: float | None) -> Request:
-        """Check a request and give it an id. Raises ServiceError. Tokenises: not for the event loop."""
+    def prepare(self, message: pb.GenerateRequest, *, time_remaining_s: float | None) -> Sequence:
+        """Check a request, give it an id, and make what its answer needs. Raises ServiceError.
+
+        Tokenises and compiles: not for the event loop.
+        """
         now_us = time.time_ns() // 1000
         deadline_us = 0 if time_remaining_s is None else now_us + int(time_remaining_s * 1e6)
-        return parse_generate(message, self.facts, request_id=next(self._ids), now_us=now_us, deadline_us=deadline_us)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError or EngineClosedError."""
+        request = parse_generate(
+            message, self.facts, request_id=next(self._ids), now_us=now_us, deadline_us=deadline_us
+        )
         detokenizer = IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids.tolist())
         stop_strings = StopMatcher(request.stopping.stop_strings)
-        self.engine.submit(Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings))
+        return Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings)
 
     def place(self, request_id: int) -> Future[Place]:
         """Look, between two passes, who waits and arrived before a request, and whether anyone plans for it."""

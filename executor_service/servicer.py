@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from executor_service.convert.generate import delta, finished, prompt_tokens, started, unknown_token
+from executor_service.convert.checks import unknown_token
+from executor_service.convert.generate import delta, finished, prompt_tokens, started
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
 from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, Request, TokensEvent
 from executor_service.errors import ServiceError, abort, error_of_ending
@@ -100,7 +101,7 @@ class InferenceServicer(InferenceServiceServicer):
             try:
                 text = await asyncio.to_thread(executor.tokenizer.decode, request.token_ids)
             except UnknownTokenError as error:
-                raise unknown_token(error, "token_ids") from error
+                raise unknown_token(error, f"token_ids[{error.position}]") from error
         except ServiceError as error:
             await _abort(context, error)
         return pb.DetokenizeResponse(text=text)
@@ -129,7 +130,8 @@ class InferenceServicer(InferenceServiceServicer):
         """Check a request and queue it. Raises ServiceError, and then leaves nothing behind."""
         self._check_not_draining()
         streams = self._serving.streams
-        request = await asyncio.to_thread(executor.parse, message, time_remaining_s=context.time_remaining())
+        sequence = await asyncio.to_thread(executor.prepare, message, time_remaining_s=context.time_remaining())
+        request = sequence.request
         self._check_not_draining()
         try:
             stream = streams.open(request.id, request.name)
@@ -140,7 +142,7 @@ class InferenceServicer(InferenceServiceServicer):
                 field="request_id",
             ) from error
         try:
-            executor.submit(request)
+            executor.engine.submit(sequence)
         except QueueFullError as error:
             streams.close(stream)
             raise ServiceError(reasons.ERROR_REASON_QUEUE_FULL, str(error), retry_after=RETRY_AFTER) from error

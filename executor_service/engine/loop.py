@@ -167,7 +167,7 @@ class Engine:
         num_finished = 0
         if result is not None:
             self._books.advance(inputs.rows, inputs.num_tokens)
-            num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
+            num_finished = self._desk.deliver(inputs, result)
         watch.lap("emit")
         record = record_pass(
             figures,

@@ -10,8 +10,17 @@ from google.protobuf.json_format import ParseDict
 from tokenizers import normalizers, processors
 
 from executor_service.convert.generate import ModelFacts, delta, finished, parse_generate, prompt_tokens, started
-from executor_service.engine.request import FinishedEvent, FinishReason, Request, TokensEvent, Usage
+from executor_service.engine.request import (
+    FinishedEvent,
+    FinishReason,
+    OutputOptions,
+    Request,
+    TokenLogprobs,
+    TokensEvent,
+    Usage,
+)
 from executor_service.errors import ServiceError
+from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.text.tokenizer import Tokenizer
 from metronome.inference.v1 import error_reason_pb2 as reasons
 from metronome.inference.v1 import inference_pb2 as pb
@@ -22,6 +31,7 @@ FACTS = ModelFacts(
     limits=limits_of(num_blocks=8, max_model_len=256),
     tokenizer=Tokenizer(byte_tokenizer(), vocab_size=VOCAB_SIZE),
     eos_token_ids=frozenset({EOS_TOKEN_ID}),
+    constraints=ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE, end_token_ids=[EOS_TOKEN_ID]),
 )
 
 
@@ -29,6 +39,22 @@ def message_of(**fields: Any) -> pb.GenerateRequest:
     """A request of two tokens, with fields as in JSON over it; ``None`` takes one out."""
     fields = {"text": "hi", **fields}
     return ParseDict({name: value for name, value in fields.items() if value is not None}, pb.GenerateRequest())
+
+
+ALL_SAMPLING: dict[str, Any] = {
+    "temperature": 0.5,
+    "topK": 7,
+    "topP": 0.75,
+    "minP": 0.25,
+    "seed": "3",
+    "repetitionPenalty": 1.5,
+    "presencePenalty": -2,
+    "frequencyPenalty": 2,
+    "logitBias": {"0": -100, "299": 100},
+    "allowedTokenIds": [1, 2, 3],
+    "bannedTokenIds": [3],
+    "regex": "a+",
+}
 
 
 def parse(message: pb.GenerateRequest) -> Request:
@@ -73,7 +99,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (stopping(stopTokenIds=[VOCAB_SIZE]), "UNKNOWN_TOKEN", "stopping.stop_token_ids[0]"),
     (stopping(stopTokenIds=[-1]), "UNKNOWN_TOKEN", "stopping.stop_token_ids[0]"),
     (stopping(stopTokenIds=[1] * 65), RANGE, "stopping.stop_token_ids"),
-    (stopping(minTokens=1), NOT_OFFERED, "stopping.min_tokens"),
+    (stopping(minTokens=-1), RANGE, "stopping.min_tokens"),
+    (stopping(minTokens=5, maxTokens=4), RANGE, "stopping.min_tokens"),
+    (stopping(minTokens=128), RANGE, "stopping.min_tokens"),
     (sampling(temperature=-0.1), RANGE, "sampling.temperature"),
     (sampling(temperature=101), RANGE, "sampling.temperature"),
     (sampling(temperature="NaN"), RANGE, "sampling.temperature"),
@@ -91,19 +119,38 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (sampling(bestOf=2), NOT_OFFERED, "sampling.best_of"),
     (sampling(repetitionPenalty=0), RANGE, "sampling.repetition_penalty"),
     (sampling(repetitionPenalty=-1), RANGE, "sampling.repetition_penalty"),
-    (sampling(repetitionPenalty=1.1), NOT_OFFERED, "sampling.repetition_penalty"),
-    (sampling(minP=0.1), NOT_OFFERED, "sampling.min_p"),
-    (sampling(presencePenalty=0.5), NOT_OFFERED, "sampling.presence_penalty"),
-    (sampling(frequencyPenalty=-0.5), NOT_OFFERED, "sampling.frequency_penalty"),
-    (sampling(logitBias={"1": 2.0}), NOT_OFFERED, "sampling.logit_bias"),
-    (sampling(allowedTokenIds=[1]), NOT_OFFERED, "sampling.allowed_token_ids"),
-    (sampling(bannedTokenIds=[1]), NOT_OFFERED, "sampling.banned_token_ids"),
-    (sampling(jsonSchema="{}"), NOT_OFFERED, "sampling.json_schema"),
-    (sampling(regex="a*"), NOT_OFFERED, "sampling.regex"),
-    (sampling(grammar=""), NOT_OFFERED, "sampling.grammar"),
-    (output(echo=True), NOT_OFFERED, "output.echo"),
-    (output(logprobs=0), NOT_OFFERED, "output.logprobs"),
-    (output(promptLogprobs=3), NOT_OFFERED, "output.prompt_logprobs"),
+    (sampling(repetitionPenalty=1e-7), RANGE, "sampling.repetition_penalty"),
+    (sampling(repetitionPenalty=101), RANGE, "sampling.repetition_penalty"),
+    (sampling(repetitionPenalty="NaN"), RANGE, "sampling.repetition_penalty"),
+    (sampling(minP=-0.1), RANGE, "sampling.min_p"),
+    (sampling(minP=1.1), RANGE, "sampling.min_p"),
+    (sampling(minP="NaN"), RANGE, "sampling.min_p"),
+    (sampling(presencePenalty=2.5), RANGE, "sampling.presence_penalty"),
+    (sampling(presencePenalty="NaN"), RANGE, "sampling.presence_penalty"),
+    (sampling(frequencyPenalty=-2.5), RANGE, "sampling.frequency_penalty"),
+    (sampling(frequencyPenalty="-Infinity"), RANGE, "sampling.frequency_penalty"),
+    (sampling(logitBias={"1": 100.5}), RANGE, "sampling.logit_bias[1]"),
+    (sampling(logitBias={"1": "NaN"}), RANGE, "sampling.logit_bias[1]"),
+    (sampling(logitBias={"-1": 1.0}), "UNKNOWN_TOKEN", "sampling.logit_bias[-1]"),
+    (sampling(logitBias={str(VOCAB_SIZE): 1.0}), "UNKNOWN_TOKEN", f"sampling.logit_bias[{VOCAB_SIZE}]"),
+    (sampling(logitBias={str(i): 1.0 for i in range(1025)}), RANGE, "sampling.logit_bias"),
+    (sampling(allowedTokenIds=[1, VOCAB_SIZE]), "UNKNOWN_TOKEN", "sampling.allowed_token_ids[1]"),
+    (sampling(allowedTokenIds=[-1]), "UNKNOWN_TOKEN", "sampling.allowed_token_ids[0]"),
+    (sampling(allowedTokenIds=[1] * (VOCAB_SIZE + 1)), RANGE, "sampling.allowed_token_ids"),
+    (sampling(allowedTokenIds=[1, 2], bannedTokenIds=[2, 1, 3]), RANGE, "sampling.allowed_token_ids"),
+    (sampling(bannedTokenIds=[VOCAB_SIZE]), "UNKNOWN_TOKEN", "sampling.banned_token_ids[0]"),
+    (sampling(bannedTokenIds=[1] * 1025), RANGE, "sampling.banned_token_ids"),
+    (sampling(bannedTokenIds=list(range(VOCAB_SIZE))), RANGE, "sampling.banned_token_ids"),
+    (sampling(jsonSchema="{"), "INVALID_CONSTRAINT", "sampling.json_schema"),
+    (sampling(jsonSchema=""), "INVALID_CONSTRAINT", "sampling.json_schema"),
+    (sampling(jsonSchema='{"type": "nonsense"}'), "INVALID_CONSTRAINT", "sampling.json_schema"),
+    (sampling(regex="a("), "INVALID_CONSTRAINT", "sampling.regex"),
+    (sampling(regex="a" * 262_145), RANGE, "sampling.regex"),
+    (sampling(grammar=""), "INVALID_CONSTRAINT", "sampling.grammar"),
+    (sampling(grammar='start: start "a"'), "INVALID_CONSTRAINT", "sampling.grammar"),
+    (output(logprobs=-1), RANGE, "output.logprobs"),
+    (output(logprobs=21), RANGE, "output.logprobs"),
+    (output(promptLogprobs=21), RANGE, "output.prompt_logprobs"),
     ({"requestId": "x" * 257}, RANGE, "request_id"),
     ({"requestId": "é" * 129}, RANGE, "request_id"),
     ({"tenant": "x" * 257}, RANGE, "tenant"),
@@ -184,12 +231,52 @@ def test_a_drawn_seed_can_be_sent_again() -> None:
 
 
 def test_started_tells_all_that_is_in_force() -> None:
-    message = message_of(requestId="r", **sampling(temperature=0.5, topK=7, topP=0.75, seed="3"))
+    message = message_of(requestId="r", **sampling(**ALL_SAMPLING))
     told = started(parse(message))
     assert (told.request_id, told.num_prompt_tokens, told.max_tokens) == ("r", 2, 127)
-    assert (told.sampling.temperature, told.sampling.top_k, told.sampling.top_p) == (0.5, 7, 0.75)
+    expected = pb.SamplingParameters()
+    expected.CopyFrom(message.sampling)
+    expected.allowed_token_ids[:] = [1, 2]
+    assert told.sampling == expected
     unset = started(parse(message_of())).sampling
-    assert all(unset.HasField(name) for name in ("temperature", "top_p", "seed"))
+    assert all(unset.HasField(name) for name in ("temperature", "top_p", "seed", "repetition_penalty"))
+
+
+@pytest.mark.parametrize("form", [{"jsonSchema": "{}"}, {"regex": ""}, {"grammar": 'start: "a"'}])
+def test_a_constraint_in_force_is_told(form: dict[str, str]) -> None:
+    message = message_of(**sampling(**form))
+    told = started(parse(message)).sampling
+    assert told.WhichOneof("constraint") == message.sampling.WhichOneof("constraint")
+    assert (told.json_schema, told.regex, told.grammar) == (
+        message.sampling.json_schema,
+        message.sampling.regex,
+        message.sampling.grammar,
+    )
+
+
+def test_neutral_values_ask_for_nothing() -> None:
+    neutral = {"minP": 0, "repetitionPenalty": 1, "presencePenalty": 0, "frequencyPenalty": 0, "logitBias": {}}
+    assert parse(message_of(**sampling(**neutral))).sampling.adjustments.is_neutral
+    for name in ("repetitionPenalty", "presencePenalty", "logitBias", "allowedTokenIds", "bannedTokenIds", "regex"):
+        asked = parse(message_of(**sampling(**{name: ALL_SAMPLING[name]})))
+        assert not asked.sampling.adjustments.is_neutral
+
+
+@pytest.mark.parametrize(
+    ("prompt", "echo"),
+    [({"text": "hé"}, "hé"), (token_ids(71, 72, BOS_TOKEN_ID), None), ({"text": "x", **stopping(maxTokens=1)}, "x")],
+)
+def test_what_is_echoed_is_the_prompts_text(prompt: dict[str, Any], echo: str | None) -> None:
+    request = parse(message_of(**prompt, **output(echo=True)))
+    assert request.output.echo == (FACTS.tokenizer.decode([71, 72]) if echo is None else echo)
+    assert parse(message_of(**prompt, **output(echo=True, omitText=True))).output.echo == ""
+    assert parse(message_of(**prompt)).output.echo == ""
+
+
+def test_log_probabilities_that_are_not_asked_for_are_none() -> None:
+    assert parse(message_of()).output == OutputOptions()
+    asked = parse(message_of(**output(logprobs=0, promptLogprobs=20))).output
+    assert (asked.num_logprobs, asked.num_prompt_logprobs) == (0, 20)
 
 
 def test_all_that_is_offered_arrives() -> None:
@@ -199,12 +286,12 @@ def test_all_that_is_offered_arrives() -> None:
             tenant="t",
             expectedOutputTokens=9,
             **sampling(temperature=100, topK=3, topP=1, n=1, bestOf=1, repetitionPenalty=1),
-            **stopping(maxTokens=4, stop=["a", "bc"], stopTokenIds=[5, 6], ignoreEos=True),
+            **stopping(maxTokens=4, minTokens=4, stop=["a", "bc"], stopTokenIds=[5, 6], ignoreEos=True),
         )
     )
     assert (request.priority, request.tenant, request.expected_output_tokens) == (-3, "t", 9)
     assert (request.sampling.temperature, request.sampling.top_k) == (100, 3)
-    assert request.stopping.max_output_tokens == 4
+    assert (request.stopping.max_output_tokens, request.stopping.min_output_tokens) == (4, 4)
     assert request.stopping.stop_strings == ("a", "bc")
     assert request.stopping.stop_token_ids == {5, 6}
 
@@ -220,6 +307,13 @@ def test_text_and_its_tokens_are_the_same_prompt() -> None:
 
 def test_events_become_messages() -> None:
     assert delta(TokensEvent(request_id=1, token_ids=(4,), text="x")) == pb.Delta(text="x", token_ids=[4])
+    first, second = (
+        TokenLogprobs(logprob=-0.5),
+        TokenLogprobs(logprob=-2, top_token_ids=(4, 5), top_logprobs=(-0.5, -1)),
+    )
+    told = delta(TokensEvent(request_id=1, token_ids=(4,), text="", logprobs=(second,), prompt_logprobs=(first,)))
+    assert list(told.logprobs) == [pb.TokenLogprobs(logprob=-2, top_token_ids=[4, 5], top_logprobs=[-0.5, -1])]
+    assert list(told.prompt_logprobs) == [pb.TokenLogprobs(), pb.TokenLogprobs(logprob=-0.5)]
     usage = Usage(
         num_prompt_tokens=1,
         num_output_tokens=2,
