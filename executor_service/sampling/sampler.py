@@ -115,8 +115,10 @@ def _choose(
     tokens: torch.Tensor,
 ) -> None:
     """Overwrite the `tokens` [S], which are those of the maxima, of those of the ``rows`` that are not greedy."""
-    draws = uniforms(sampling.seed, sampling.position)
     sampled = rows & (sampling.temperature >= GREEDY_TEMPERATURE)
+    if not sampled.any():
+        return
+    draws = uniforms(sampling.seed, sampling.position)
     limited = (sampling.top_k > 0) & (sampling.top_k < logits.shape[1])
 
     def wanted(rows: NDArray[np.bool_]) -> _Wanted:
