@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,9 +32,7 @@ from metronome.inference.v1 import inference_pb2 as pb
 MAX_NAME_BYTES = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 64
-
-# In the contract: more than one of them is UNIMPLEMENTED.
-_NOT_OFFERED_YET = ("n", "best_of")
+MAX_ANSWERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +45,50 @@ class ModelFacts:
     constraints: ConstraintCompiler
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request for each answer that is computed, of which the ``num_given`` most likely are given."""
+
+    requests: tuple[Request, ...]
+    num_given: int
+    tells_logprobs: bool  # else they are computed only to know which answers are the most likely
+
+    @property
+    def name(self) -> str:
+        """What the client calls it."""
+        return self.requests[0].name
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(request.id for request in self.requests)
+
+
 def parse_generate(
-    message: pb.GenerateRequest, facts: ModelFacts, *, request_id: int, now_us: int, deadline_us: int
-) -> Request:
-    """Raises ServiceError that names the field at fault. Tokenises and compiles, so it may take a while."""
-    _check_offered(message.sampling)
+    message: pb.GenerateRequest, facts: ModelFacts, *, ids: Iterator[int], now_us: int, deadline_us: int
+) -> Call:
+    """``ids``: never used before. Raises ServiceError that names the field at fault.
+
+    Tokenises and compiles, so it may take a while.
+    """
+    num_given, num_computed = _num_answers(message.sampling, facts.limits)
+    request = _request(message, facts, now_us=now_us, deadline_us=deadline_us)
+    tells_logprobs = request.output.num_logprobs is not None
+    if num_given < num_computed and not tells_logprobs:
+        request = replace(request, output=replace(request.output, num_logprobs=0))
+    return Call(
+        requests=tuple(_answer(request, index, next(ids)) for index in range(num_computed)),
+        num_given=num_given,
+        tells_logprobs=tells_logprobs,
+    )
+
+
+def _request(message: pb.GenerateRequest, facts: ModelFacts, *, now_us: int, deadline_us: int) -> Request:
+    """The request of any of the answers, without an id."""
     sampling = parse_sampling(message.sampling, facts.tokenizer, facts.constraints)
     tokens = prompt_tokens(message, facts.tokenizer)
     max_output_tokens = _max_output_tokens(message.stopping, len(tokens), facts.limits)
     return Request(
-        id=request_id,
+        id=0,
         name=_name(message.request_id, "request_id") or secrets.token_hex(8),
         prompt_token_ids=np.array(tokens, dtype=np.int32),
         sampling=sampling,
@@ -102,17 +135,20 @@ def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, token
         raise ServiceError(reasons.ERROR_REASON_INVALID_TEXT, str(error), field=field) from error
 
 
-def started(request: Request) -> pb.Started:
+def started(call: Call) -> pb.Started:
+    request = call.requests[0]
+    sampling = sampling_in_force(request.sampling)
+    sampling.n, sampling.best_of = call.num_given, len(call.requests)
     return pb.Started(
         request_id=request.name,
         num_prompt_tokens=len(request.prompt_token_ids),
-        sampling=sampling_in_force(request.sampling),
+        sampling=sampling,
         max_tokens=request.stopping.max_output_tokens,
     )
 
 
-def delta(event: TokensEvent) -> pb.Delta:
-    message = pb.Delta(text=event.text, token_ids=event.token_ids)
+def delta(event: TokensEvent, index: int) -> pb.Delta:
+    message = pb.Delta(index=index, text=event.text, token_ids=event.token_ids)
     message.logprobs.extend(_logprobs(told) for told in event.logprobs)
     if event.prompt_logprobs:
         message.prompt_logprobs.add()  # the first token stands after nothing
@@ -124,9 +160,10 @@ def _logprobs(told: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(logprob=told.logprob, top_token_ids=told.top_token_ids, top_logprobs=told.top_logprobs)
 
 
-def finished(event: FinishedEvent) -> pb.Finished:
+def finished(event: FinishedEvent, index: int) -> pb.Finished:
     usage = event.usage
     return pb.Finished(
+        index=index,
         finish_reason=pb.FinishReason.Name(event.finish_reason),
         matched_stop=event.matched_stop,
         usage=pb.Usage(
@@ -140,16 +177,21 @@ def finished(event: FinishedEvent) -> pb.Finished:
     )
 
 
-def _check_offered(message: pb.SamplingParameters) -> None:
-    for name in _NOT_OFFERED_YET:
-        value = getattr(message, name)
-        if message.HasField(name) and value < 1:
-            raise out_of_range(f"sampling.{name}", value, "at least 1")
-        if value > 1:
-            field = f"sampling.{name}"
-            raise ServiceError(
-                reasons.ERROR_REASON_NOT_OFFERED, f"{field} is part of the contract and not offered yet", field=field
-            )
+def _num_answers(message: pb.SamplingParameters, limits: Limits) -> tuple[int, int]:
+    """How many are given, and of how many. More than could ever be in the executor at once are refused."""
+    most = MAX_ANSWERS if limits.max_num_waiting is None else max(limits.max_num_waiting, limits.max_num_seqs)
+    most = min(most, MAX_ANSWERS)
+    num_given = in_range(message.n if message.HasField("n") else 1, "sampling.n", low=1, high=most)
+    num_computed = message.best_of if message.HasField("best_of") else num_given
+    return num_given, in_range(num_computed, "sampling.best_of", low=num_given, high=most)
+
+
+def _answer(request: Request, index: int, request_id: int) -> Request:
+    """The request of one answer: it differs by its seed, and the prompt's log-probabilities are told once."""
+    if index == 0:
+        return replace(request, id=request_id)
+    sampling = replace(request.sampling, seed=(request.sampling.seed + index) % (1 << 64))
+    return replace(request, id=request_id, sampling=sampling, output=replace(request.output, num_prompt_logprobs=None))
 
 
 def _max_output_tokens(message: pb.StoppingCriteria, num_prompt_tokens: int, limits: Limits) -> int:

@@ -19,7 +19,7 @@ from support.services import Service, is_healthy
 from support.wire import TIMEOUT_SECONDS, Client, Details, details_of, greedy
 
 VOCAB_SIZE = 300
-CODES = {"NO_CHAT_TEMPLATE": StatusCode.FAILED_PRECONDITION, "NOT_OFFERED": StatusCode.UNIMPLEMENTED}
+CODES = {"NO_CHAT_TEMPLATE": StatusCode.FAILED_PRECONDITION}
 # What it takes more than one request to provoke, or more than a request: the file that does.
 ELSEWHERE = {
     "INVALID_TEXT": "test_executor_limits.py",
@@ -33,6 +33,7 @@ ELSEWHERE = {
     "REQUEST_FAILED": "test_executor_process.py",
     "REJECTED_BY_SCHEDULER": "test_executor_crooked_scheduler.py",
     "INVALID_LOGITS": "the engine's own tests: no request can cause it",
+    "NOT_OFFERED": "tests/unit/executor/sampling: only a model with a tokenizer of an old kind can cause it",
 }
 
 
@@ -117,8 +118,8 @@ ROWS = [
         "OUT_OF_RANGE",
         ["sampling.allowed_token_ids"],
     ),
-    ("n", sampling(n=3), "NOT_OFFERED", ["sampling.n"]),
-    ("best_of", sampling(best_of=2), "NOT_OFFERED", ["sampling.best_of"]),
+    ("65 answers", sampling(n=65), "OUT_OF_RANGE", ["sampling.n"]),
+    ("the best three of two", sampling(n=3, best_of=2), "OUT_OF_RANGE", ["sampling.best_of"]),
     ("broken schema", sampling(json_schema="{"), "INVALID_CONSTRAINT", ["sampling.json_schema"]),
     ("schema of nothing", sampling(json_schema="false"), "INVALID_CONSTRAINT", ["sampling.json_schema"]),
     ("broken regex", sampling(regex="a("), "INVALID_CONSTRAINT", ["sampling.regex"]),

@@ -9,6 +9,7 @@ import re
 import pytest
 
 from metronome.inference.v1 import inference_pb2 as pb
+from support.services import wait_until
 from support.wire import TIMEOUT_SECONDS, Answer, Client, greedy
 
 PROMPT = "sixteen tokens.."
@@ -235,3 +236,64 @@ def test_a_contradiction_ends_alone(client: Client) -> None:
     assert "leave no token to choose" in refusal.message
     assert sum(len(response.delta.token_ids) for response in beside) == 20
     assert client.is_idle()
+
+
+def answers(answer: Answer) -> dict[int, list[int]]:
+    """The tokens of each answer."""
+    tokens: dict[int, list[int]] = {}
+    for delta in deltas(answer):
+        tokens.setdefault(delta.index, []).extend(delta.token_ids)
+    return tokens
+
+
+def test_case_39_several_answers_differ_and_are_those_of_their_seeds(client: Client) -> None:
+    request = pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParameters(temperature=0.8, n=4, seed=7))
+    request.stopping.max_tokens = 16
+    request.stopping.ignore_eos = True
+    together = client.generate(request)
+    assert (together.started.sampling.n, together.started.sampling.best_of) == (4, 4)
+    ends = [response.finished for response in together.responses if response.HasField("finished")]
+    assert sorted(end.index for end in ends) == [0, 1, 2, 3]
+    assert [end.usage.num_output_tokens for end in ends] == [16] * 4
+    assert [response.sequence for response in together.responses] == list(range(len(together.responses)))
+    by_index = answers(together)
+    assert len({tuple(tokens) for tokens in by_index.values()}) == 4
+    assert answers(client.generate(request)) == by_index
+    for index in range(4):
+        alone = with_sampling(request, n=1, seed=7 + index)
+        assert client.generate(alone).tokens == by_index[index]
+    assert client.is_idle()
+
+
+def test_the_best_of_several_answers_is_the_most_likely_one(client: Client) -> None:
+    request = pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParameters(temperature=1.5, n=4, seed=3))
+    request.stopping.max_tokens = 8
+    request.stopping.ignore_eos = True
+    all_of_them = client.generate(with_output(request, logprobs=0))
+    likelihood = dict.fromkeys(range(4), 0.0)
+    for delta in deltas(all_of_them):
+        likelihood[delta.index] += sum(told.logprob for told in delta.logprobs) / 8
+    best, second = sorted(likelihood, key=likelihood.__getitem__, reverse=True)[:2]
+    chosen = client.generate(with_sampling(request, n=2, best_of=4))
+    assert answers(chosen) == {0: answers(all_of_them)[best], 1: answers(all_of_them)[second]}
+    assert [len(delta.token_ids) for delta in deltas(chosen)] == [8, 8]
+    assert logprobs(chosen) == []
+
+
+def test_several_answers_keep_to_their_form_and_stops_each_by_itself(client: Client) -> None:
+    request = with_sampling(greedy(PROMPT, 60), n=3, temperature=1.0, seed=5, regex="[a-z]+(,[a-z]+)*")
+    request.stopping.stop.append(",")
+    request.output.echo = True
+    request.output.prompt_logprobs = 0
+    answer = client.generate(request)
+    texts = {index: "".join(d.text for d in deltas(answer) if d.index == index) for index in range(3)}
+    for text in texts.values():
+        assert text.startswith(PROMPT)
+        assert re.fullmatch("[a-z]*", text.removeprefix(PROMPT))
+    assert len([delta for delta in deltas(answer) if delta.prompt_logprobs]) == 1
+
+
+def test_a_call_fails_as_a_whole_where_one_of_its_answers_does(client: Client) -> None:
+    request = with_sampling(greedy(PROMPT, 20), n=3, regex="abc", banned_token_ids=token_ids(client, "c"))
+    assert client.refused(request).info.reason == "NO_TOKEN_ALLOWED"
+    wait_until(client.is_idle)

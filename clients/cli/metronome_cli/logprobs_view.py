@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from rich.table import Table
 from rich.text import Text
 
@@ -14,20 +16,21 @@ class ToldLogprobs:
 
     def __init__(self) -> None:
         self._prompt: list[TokenLogprobs] = []
-        self._answer: list[tuple[int, TokenLogprobs]] = []
+        self._answers: defaultdict[int, list[tuple[int, TokenLogprobs]]] = defaultdict(list)
 
     def hear(self, delta: Delta) -> None:
         """Note what a delta tells."""
         self._prompt += [told for told in delta.prompt_logprobs if told is not None]
-        self._answer += zip(delta.token_ids, delta.logprobs, strict=False)
+        if delta.logprobs:
+            self._answers[delta.index] += zip(delta.token_ids, delta.logprobs, strict=True)
 
     def show(self, client: InferenceClient, prompt: str) -> None:
         """Print it, if there is anything. Asks the executor how each token is spelled. Raises `MetronomeError`."""
         spelling = _Spelling(client)
         if self._prompt:
             _print("prompt", list(zip(client.tokenize(prompt)[1:], self._prompt, strict=False)), spelling)
-        if self._answer:
-            _print("answer", self._answer, spelling)
+        for index, tokens in sorted(self._answers.items()):
+            _print("answer" if len(self._answers) == 1 else f"answer {index + 1}", tokens, spelling)
 
 
 class _Spelling:

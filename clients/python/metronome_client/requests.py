@@ -28,8 +28,8 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 class GenerateOptions:
     """Options of a request.
 
-    None leaves a choice to the executor: temperature 1, top_p 1, a random seed, as many tokens as fit, any form, no
-    log-probabilities. Of `json_schema` (as JSON, or as the value), `regex` and `grammar` at most one may be set.
+    None leaves a choice to the executor: temperature 1, top_p 1, a random seed, as many tokens as fit, any form, one
+    answer, no log-probabilities. At most one of `json_schema` (as JSON, or as the value), `regex` and `grammar` is set.
     `logprobs`: how many of the most likely tokens come with each token of the answer; `prompt_logprobs`: of the prompt.
     """
 
@@ -48,6 +48,8 @@ class GenerateOptions:
     json_schema: str | Mapping[str, object] | None = None
     regex: str | None = None
     grammar: str | None = None
+    n: int | None = None
+    best_of: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -85,6 +87,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
             json_schema=_json_schema(options.json_schema),
             regex=options.regex,
             grammar=options.grammar,
+            n=options.n,
+            best_of=options.best_of,
         ),
         stopping=inference_pb2.StoppingCriteria(
             max_tokens=options.max_tokens,

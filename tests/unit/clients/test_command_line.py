@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from google.rpc.code_pb2 import Code
 
+from metronome.inference.v1 import inference_pb2
 from metronome.scheduler.v1 import plan_pb2, scheduler_pb2
 from metronome_cli.errors import explain
 from metronome_cli.main import run_command
@@ -115,6 +117,23 @@ def test_generate_prints_log_probabilities_under_the_answer(capsys):
         ["token", "log", "p", "likeliest"],
         *([token, "-0.50", "'a'", "-0.50", "'b'", "-1.25"] for token in (r"'\x00'", r"'\x01'", r"'\x02'", r"'\x03'")),
     ]
+
+
+def test_generate_prints_several_answers_one_after_another(capsys):
+    class Two(FakeExecutor):
+        def Generate(
+            self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+        ) -> Iterator[inference_pb2.GenerateResponse]:
+            assert (request.sampling.n, request.sampling.best_of) == (2, 3)
+            for index, text in ((1, "b"), (0, "a"), (1, "bb"), (0, "aa")):
+                yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text, token_ids=[7]))
+            for index in (1, 0):
+                yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(index=index))
+
+    with serving(Two()) as address:
+        assert run("generate", "x", "--executor", address, "--n", "2", "--best-of", "3") == 0
+
+    assert capsys.readouterr().out == "--- 2\nbbb\n--- 1\naaa\n"
 
 
 def test_generate_as_json_has_log_probabilities_where_they_were_asked_for(capsys):

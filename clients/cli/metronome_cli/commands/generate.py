@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import os
+from collections import defaultdict
 from contextlib import closing
 
 import click
@@ -15,7 +16,7 @@ from metronome_cli.inputs import STDIN, read_text, utf8
 from metronome_cli.logprobs_view import ToldLogprobs
 from metronome_cli.notices import WaitNotices
 from metronome_cli.options import INT32, INT64, POSITIVE, TEXT, WHOLE, executor_option
-from metronome_client import Delta, Event, GenerateOptions, InferenceClient, Waiting
+from metronome_client import Delta, Event, Finished, GenerateOptions, InferenceClient, Waiting
 
 
 @click.command()
@@ -42,6 +43,8 @@ from metronome_client import Delta, Event, GenerateOptions, InferenceClient, Wai
 @click.option("--logprobs", type=WHOLE, help="Tell log-probabilities, with so many likeliest tokens at each.")
 @click.option("--prompt-logprobs", type=WHOLE, help="The same for the prompt.")
 @click.option("--echo", is_flag=True, help="Print the prompt before the answer.")
+@click.option("--n", type=POSITIVE, default=1, help="Answers to give.")
+@click.option("--best-of", type=POSITIVE, help="Answers to compute, of which the --n likeliest are given.")
 @click.option("--priority", type=INT32, default=0, help="Larger is more important.")
 @click.option("--tenant", type=TEXT, default="", help="Whose request it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one JSON object a line.")
@@ -63,7 +66,7 @@ def generate(
         grammar=None if grammar_file is None else read_text(grammar_file),
         **sampling,  # type: ignore[arg-type]  # click has checked them
     )
-    show, notices = _show_json if as_json else _show_text, WaitNotices()
+    show, notices = _show_json if as_json else _TextView(options.n or 1).show, WaitNotices()
     told = ToldLogprobs()
     with (
         executor_errors(executor),
@@ -77,7 +80,6 @@ def generate(
             if isinstance(event, Delta):
                 told.hear(event)
         if not as_json:
-            click.echo()
             told.show(client, text)
 
 
@@ -111,6 +113,23 @@ def _show_json(event: Event) -> None:
     click.echo(event_as_json(event))
 
 
-def _show_text(event: Event) -> None:
-    if isinstance(event, Delta):
-        click.echo(event.text, nl=False)
+class _TextView:
+    """An answer as it comes; of several, each as a whole when it is complete, under its number."""
+
+    def __init__(self, num_answers: int) -> None:
+        self._is_single = num_answers == 1
+        self._texts: defaultdict[int, str] = defaultdict(str)
+
+    def show(self, event: Event) -> None:
+        """Print what an event tells people."""
+        match event:
+            case Delta() if self._is_single:
+                click.echo(event.text, nl=False)
+            case Delta():
+                self._texts[event.index] += event.text
+            case Finished() if self._is_single:
+                click.echo()
+            case Finished():
+                click.echo(f"--- {event.index + 1}\n{self._texts[event.index]}")
+            case _:
+                pass

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.protobuf.json_format import ParseDict
 from tokenizers import normalizers, processors
 
-from executor_service.convert.generate import ModelFacts, delta, finished, parse_generate, prompt_tokens, started
+from executor_service.convert.generate import Call, ModelFacts, delta, finished, parse_generate, prompt_tokens, started
 from executor_service.engine.request import (
     FinishedEvent,
     FinishReason,
@@ -57,8 +59,14 @@ ALL_SAMPLING: dict[str, Any] = {
 }
 
 
+def call_of(message: pb.GenerateRequest) -> Call:
+    return parse_generate(message, FACTS, ids=itertools.count(5), now_us=1000, deadline_us=2000)
+
+
 def parse(message: pb.GenerateRequest) -> Request:
-    return parse_generate(message, FACTS, request_id=5, now_us=1000, deadline_us=2000)
+    """The request of the one answer."""
+    (request,) = call_of(message).requests
+    return request
 
 
 def token_ids(*ids: int) -> dict[str, Any]:
@@ -77,7 +85,7 @@ def output(**fields: Any) -> dict[str, Any]:
     return {"output": fields}
 
 
-EMPTY, RANGE, NOT_OFFERED = "EMPTY_PROMPT", "OUT_OF_RANGE", "NOT_OFFERED"
+EMPTY, RANGE = "EMPTY_PROMPT", "OUT_OF_RANGE"
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": ""}, EMPTY, "text"),
     ({"text": None}, EMPTY, "prompt"),
@@ -114,9 +122,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (sampling(topP="NaN"), RANGE, "sampling.top_p"),
     (sampling(n=0), RANGE, "sampling.n"),
     (sampling(n=-3), RANGE, "sampling.n"),
-    (sampling(n=2), NOT_OFFERED, "sampling.n"),
+    (sampling(n=65), RANGE, "sampling.n"),
     (sampling(bestOf=0), RANGE, "sampling.best_of"),
-    (sampling(bestOf=2), NOT_OFFERED, "sampling.best_of"),
+    (sampling(bestOf=65), RANGE, "sampling.best_of"),
+    (sampling(n=3, bestOf=2), RANGE, "sampling.best_of"),
     (sampling(repetitionPenalty=0), RANGE, "sampling.repetition_penalty"),
     (sampling(repetitionPenalty=-1), RANGE, "sampling.repetition_penalty"),
     (sampling(repetitionPenalty=1e-7), RANGE, "sampling.repetition_penalty"),
@@ -219,39 +228,70 @@ def test_case_5_an_explicit_zero_is_zero() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
 def test_the_seed_in_force_is_told_as_it_was_given(seed: int) -> None:
-    request = parse(message_of(**sampling(seed=str(seed))))
-    assert 0 <= request.sampling.seed < 2**64
-    assert started(request).sampling.seed == seed
+    call = call_of(message_of(**sampling(seed=str(seed))))
+    assert 0 <= call.requests[0].sampling.seed < 2**64
+    assert started(call).sampling.seed == seed
 
 
 def test_a_drawn_seed_can_be_sent_again() -> None:
-    told = started(parse(message_of())).sampling
+    told = started(call_of(message_of())).sampling
     assert told.HasField("seed")
-    assert started(parse(message_of(**sampling(seed=str(told.seed))))).sampling.seed == told.seed
+    assert started(call_of(message_of(**sampling(seed=str(told.seed))))).sampling.seed == told.seed
 
 
 def test_started_tells_all_that_is_in_force() -> None:
     message = message_of(requestId="r", **sampling(**ALL_SAMPLING))
-    told = started(parse(message))
+    told = started(call_of(message))
     assert (told.request_id, told.num_prompt_tokens, told.max_tokens) == ("r", 2, 127)
     expected = pb.SamplingParameters()
     expected.CopyFrom(message.sampling)
     expected.allowed_token_ids[:] = [1, 2]
+    expected.n = expected.best_of = 1
     assert told.sampling == expected
-    unset = started(parse(message_of())).sampling
+    unset = started(call_of(message_of())).sampling
     assert all(unset.HasField(name) for name in ("temperature", "top_p", "seed", "repetition_penalty"))
 
 
 @pytest.mark.parametrize("form", [{"jsonSchema": "{}"}, {"regex": ""}, {"grammar": 'start: "a"'}])
 def test_a_constraint_in_force_is_told(form: dict[str, str]) -> None:
     message = message_of(**sampling(**form))
-    told = started(parse(message)).sampling
+    told = started(call_of(message)).sampling
     assert told.WhichOneof("constraint") == message.sampling.WhichOneof("constraint")
     assert (told.json_schema, told.regex, told.grammar) == (
         message.sampling.json_schema,
         message.sampling.regex,
         message.sampling.grammar,
     )
+
+
+def test_each_answer_is_a_request_with_a_seed_of_its_own() -> None:
+    """Case 39, n = 4: the seeds follow from the one that is told."""
+    message = message_of(**sampling(n=2, bestOf=4, seed="-2"), **output(promptLogprobs=0))
+    call = call_of(message)
+    assert call.ids == (5, 6, 7, 8)
+    assert [request.sampling.seed for request in call.requests] == [2**64 - 2, 2**64 - 1, 0, 1]
+    assert {request.name for request in call.requests} == {call.name}
+    assert [request.output.num_prompt_logprobs for request in call.requests] == [0, None, None, None]
+    # To know the best of them they must be told apart.
+    assert [request.output.num_logprobs for request in call.requests] == [0] * 4
+    assert (call.num_given, call.tells_logprobs) == (2, False)
+    told = started(call).sampling
+    assert (told.n, told.best_of, told.seed) == (2, 4, -2)
+    plain = call_of(message_of(**sampling(n=3)))
+    assert [request.output for request in plain.requests] == [OutputOptions()] * 3
+
+
+@pytest.mark.parametrize(("max_num_waiting", "most"), [(0, 8), (3, 8), (9, 9), (None, 64)])
+def test_more_answers_than_could_ever_be_in_the_executor_are_refused(max_num_waiting: int | None, most: int) -> None:
+    facts = replace(FACTS, limits=limits_of(max_num_waiting=max_num_waiting))
+    for n in (most, most + 1):
+        message = message_of(**sampling(n=n))
+        if n == most:
+            call = parse_generate(message, facts, ids=itertools.count(1), now_us=0, deadline_us=0)
+            assert len(call.requests) == most
+        else:
+            with pytest.raises(ServiceError, match=f"1 to {most}"):
+                parse_generate(message, facts, ids=itertools.count(1), now_us=0, deadline_us=0)
 
 
 def test_neutral_values_ask_for_nothing() -> None:
@@ -306,12 +346,14 @@ def test_text_and_its_tokens_are_the_same_prompt() -> None:
 
 
 def test_events_become_messages() -> None:
-    assert delta(TokensEvent(request_id=1, token_ids=(4,), text="x")) == pb.Delta(text="x", token_ids=[4])
+    event = TokensEvent(request_id=1, token_ids=(4,), text="x")
+    assert delta(event, 0) == pb.Delta(text="x", token_ids=[4])
+    assert delta(event, 3) == pb.Delta(index=3, text="x", token_ids=[4])
     first, second = (
         TokenLogprobs(logprob=-0.5),
         TokenLogprobs(logprob=-2, top_token_ids=(4, 5), top_logprobs=(-0.5, -1)),
     )
-    told = delta(TokensEvent(request_id=1, token_ids=(4,), text="", logprobs=(second,), prompt_logprobs=(first,)))
+    told = delta(TokensEvent(request_id=1, token_ids=(4,), text="", logprobs=(second,), prompt_logprobs=(first,)), 0)
     assert list(told.logprobs) == [pb.TokenLogprobs(logprob=-2, top_token_ids=[4, 5], top_logprobs=[-0.5, -1])]
     assert list(told.prompt_logprobs) == [pb.TokenLogprobs(), pb.TokenLogprobs(logprob=-0.5)]
     usage = Usage(
@@ -326,7 +368,8 @@ def test_events_become_messages() -> None:
         (FinishReason.STOP, pb.FINISH_REASON_STOP),
         (FinishReason.LENGTH, pb.FINISH_REASON_LENGTH),
     ):
-        message = finished(FinishedEvent(request_id=1, finish_reason=reason, matched_stop="s", usage=usage))
+        message = finished(FinishedEvent(request_id=1, finish_reason=reason, matched_stop="s", usage=usage), 2)
+        assert message.index == 2
         assert (message.finish_reason, message.matched_stop) == (expected, "s")
         assert (message.usage.num_prompt_tokens, message.usage.num_output_tokens) == (1, 2)
         assert (message.usage.num_preemptions, message.usage.queue_time_us) == (3, 4)

@@ -23,7 +23,7 @@ from executor_service.sampling.sampler import SamplingBatch
 from scheduler_service.core.policy import Policy
 from support.adjusted import Asked, by_definition
 from support.engine import GREEDY, EngineUnderTest, Spelling, engine_on_model, limits_of
-from support.planners import RECOMPUTE, EvictAtLength, LocalPlanner
+from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
 from support.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, tiny_model
 
 PROMPT = np.random.default_rng(1).integers(0, 256, 20).tolist()
@@ -258,6 +258,24 @@ def test_an_answer_may_be_cut_short_of_its_form(loaded: LoadedModel, compiler: C
     served = served_with(loaded, [], 5, sampling=sampling)
     assert served.finish(1).finish_reason is FinishReason.LENGTH
     assert len(served.tokens(1)) == 5
+
+
+@pytest.mark.parametrize("policy", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
+def test_case_19_answers_to_one_prompt_are_evicted_and_are_what_they_would_be_alone(
+    loaded: LoadedModel, policy: Policy
+) -> None:
+    """Three answers of 30 tokens to a prompt of 40 need 15 blocks of the 12, and have one time of arrival."""
+    prompt = PROMPT * 2
+    seeded = [Sampling(temperature=0.9, top_k=0, top_p=1.0, seed=seed) for seed in (7, 8, 9)]
+    crowded = engine_on_model(loaded, limits_of(num_blocks=12, num_swap_blocks=8), planner=LocalPlanner(policy))
+    ids = [crowded.submit(prompt, 30, sampling=sampling, arrival_time_us=1) for sampling in seeded]
+    crowded.run()
+    assert sum(crowded.finish(id).usage.num_preemptions for id in ids) > 0
+    for id, sampling in zip(ids, seeded, strict=True):
+        alone = engine_on_model(loaded, ROOMY)
+        alone.submit(prompt, 30, sampling=sampling)
+        alone.run()
+        assert crowded.tokens(id) == alone.tokens(1)
 
 
 def test_min_p_of_one_is_greedy_at_any_temperature(loaded: LoadedModel) -> None:
