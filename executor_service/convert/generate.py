@@ -71,24 +71,27 @@ def parse_generate(
     Tokenises and compiles, so it may take a while.
     """
     num_given, num_computed = _num_answers(message.sampling, facts.limits)
-    request = _request(message, facts, now_us=now_us, deadline_us=deadline_us)
-    tells_logprobs = request.output.num_logprobs is not None
+    first = _request(message, facts, request_id=next(ids), now_us=now_us, deadline_us=deadline_us)
+    tells_logprobs = first.output.num_logprobs is not None
     if num_given < num_computed and not tells_logprobs:
-        request = replace(request, output=replace(request.output, num_logprobs=0))
+        first = replace(first, output=replace(first.output, num_logprobs=0))
+    others = (_another_answer(first, index, request_id=next(ids)) for index in range(1, num_computed))
     return Call(
-        requests=tuple(_answer(request, index, next(ids)) for index in range(num_computed)),
+        requests=(first, *others),
         num_given=num_given,
         tells_logprobs=tells_logprobs,
     )
 
 
-def _request(message: pb.GenerateRequest, facts: ModelFacts, *, now_us: int, deadline_us: int) -> Request:
-    """The request of any of the answers, without an id."""
+def _request(
+    message: pb.GenerateRequest, facts: ModelFacts, *, request_id: int, now_us: int, deadline_us: int
+) -> Request:
+    """The request of the first answer."""
     sampling = parse_sampling(message.sampling, facts.tokenizer, facts.constraints)
     tokens = prompt_tokens(message, facts.tokenizer)
     max_output_tokens = _max_output_tokens(message.stopping, len(tokens), facts.limits)
     return Request(
-        id=0,
+        id=request_id,
         name=_name(message.request_id, "request_id") or secrets.token_hex(8),
         prompt_token_ids=np.array(tokens, dtype=np.int32),
         sampling=sampling,
@@ -186,12 +189,10 @@ def _num_answers(message: pb.SamplingParameters, limits: Limits) -> tuple[int, i
     return num_given, in_range(num_computed, "sampling.best_of", low=num_given, high=most)
 
 
-def _answer(request: Request, index: int, request_id: int) -> Request:
-    """The request of one answer: it differs by its seed, and the prompt's log-probabilities are told once."""
-    if index == 0:
-        return replace(request, id=request_id)
-    sampling = replace(request.sampling, seed=(request.sampling.seed + index) % (1 << 64))
-    return replace(request, id=request_id, sampling=sampling, output=replace(request.output, num_prompt_logprobs=None))
+def _another_answer(first: Request, index: int, *, request_id: int) -> Request:
+    """It differs from the first by its seed, and does not tell the prompt's log-probabilities again."""
+    sampling = replace(first.sampling, seed=(first.sampling.seed + index) % (1 << 64))
+    return replace(first, id=request_id, sampling=sampling, output=replace(first.output, num_prompt_logprobs=None))
 
 
 def _max_output_tokens(message: pb.StoppingCriteria, num_prompt_tokens: int, limits: Limits) -> int:

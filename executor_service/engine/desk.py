@@ -9,7 +9,15 @@ from executor_service.engine.batch_builder import PassInputs
 from executor_service.engine.books import Books
 from executor_service.engine.read_logprobs import ReadLogprobs, read_logprobs
 from executor_service.engine.record import Counters, Observer
-from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, FinishReason, TokensEvent
+from executor_service.engine.request import (
+    EndCause,
+    EndedEvent,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    TokenLogprobs,
+    TokensEvent,
+)
 from executor_service.engine.sequence import Output, Sequence
 from executor_service.model.runner import ExecuteResult
 from executor_service.sampling.sampler import NOTHING_ALLOWED
@@ -47,36 +55,40 @@ class Desk:
             if row in broken:
                 continue
             sequence = self._books.sequence(row)
-            request_id = sequence.request.id
             if is_broken:
-                self.end(request_id, EndCause.INVALID_LOGITS, _NO_NUMBERS)
-                continue
-            if token_id == NOTHING_ALLOWED:
-                self.end(request_id, EndCause.NO_TOKEN_ALLOWED, _why_nothing(sequence))
-                continue
-            try:
-                output = sequence.push(token_id)
-            except Exception as error:  # whatever a tokenizer raises is this request's fault alone
-                self._observer.requests_failed([request_id], error)
-                self.end(request_id, EndCause.FAILED, "its text could not be decoded")
-                continue
-            self._books["num_output_tokens"][row] += 1
-            self.counters.num_output_tokens += 1
-            is_first = sequence.num_output_tokens == 1
-            sequence.first_token_us = sequence.first_token_us or now_us
-            self._events.append(
-                TokensEvent(
-                    request_id=request_id,
-                    token_ids=(token_id,),
-                    text=output.text,
-                    logprobs=(read.of_new_tokens[place],) if place in read.of_new_tokens else (),
-                    prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
-                )
-            )
-            if output.finish_reason is not None:
-                self._finish(row, output, output.finish_reason, now_us)
-                num_finished += 1
+                self.end(sequence.request.id, EndCause.INVALID_LOGITS, _NO_NUMBERS)
+            elif token_id == NOTHING_ALLOWED:
+                self.end(sequence.request.id, EndCause.NO_TOKEN_ALLOWED, _why_nothing(sequence))
+            else:
+                num_finished += self._push(row, token_id, read.of_new_tokens.get(place), now_us)
         return num_finished
+
+    def _push(self, row: int, token_id: int, logprobs: TokenLogprobs | None, now_us: int) -> bool:
+        """Add a token to its answer and tell of it. Returns whether the answer is complete."""
+        sequence = self._books.sequence(row)
+        request_id = sequence.request.id
+        try:
+            output = sequence.push(token_id)
+        except Exception as error:  # whatever a tokenizer raises is this request's fault alone
+            self._observer.requests_failed([request_id], error)
+            self.end(request_id, EndCause.FAILED, "its text could not be decoded")
+            return False
+        self._books["num_output_tokens"][row] += 1
+        self.counters.num_output_tokens += 1
+        sequence.first_token_us = sequence.first_token_us or now_us
+        is_first = sequence.num_output_tokens == 1
+        self._events.append(
+            TokensEvent(
+                request_id=request_id,
+                token_ids=(token_id,),
+                text=output.text,
+                logprobs=() if logprobs is None else (logprobs,),
+                prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
+            )
+        )
+        if output.finish_reason is not None:
+            self._finish(row, output, output.finish_reason, now_us)
+        return output.finish_reason is not None
 
     def end(self, request_id: int, cause: EndCause, detail: str) -> None:
         """End a request without an answer, and free what it holds. One that has ended already is left alone."""
