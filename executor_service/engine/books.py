@@ -243,7 +243,17 @@ class Books:
         """Note that a pass computed so many tokens of each row."""
         self.columns["num_computed_tokens"][rows] += num_tokens
         self.columns["last_run_iteration"][rows] = self.iteration
-        self.tenants.serve(self.columns["tenant"][rows], num_tokens)
+        self.tenants.serve(*self.costs_of_pass(rows, num_tokens))
+
+    def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
+        """[num_running] tenant, tokens computed and blocks held alone of each on the device, in a pass over ``rows``.
+
+        No block is shared yet, so each holds all of its blocks alone.
+        """
+        running = self.rows_with(Status.RUNNING)
+        computed = np.zeros(len(self.columns["id"]), dtype=np.int64)
+        computed[rows] = num_tokens
+        return self.columns["tenant"][running], computed[running], self.columns["num_blocks"][running]
 
     # Blocks
 

@@ -33,6 +33,7 @@ class ModelRunner:
         self._model = loaded.model
         self._device = loaded.device
         self._kv_cache = kv_cache
+        self._kernels = loaded.kernels
 
     @torch.inference_mode()
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
@@ -42,13 +43,14 @@ class ModelRunner:
         """
         assert len(sampling) + len(sampling.prompt_token_ids) == len(batch.logits_rows), "a use for each logits row"
         device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
-        self._kv_cache.clear(device_batch.entered_blocks)
+        if self._kernels is None:
+            self._kv_cache.clear(device_batch.entered_blocks)
         logits = self._model(
             input_ids=device_batch.input_ids,
             position_ids=device_batch.position_ids,
             use_cache=False,
             logits_to_keep=device_batch.logits_rows,
-            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch),
+            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels),
         ).logits[0]  # [S + P, V]
         tokens = sample(logits, sampling)
         logprobs = self._logprobs(logits, tokens, sampling)
