@@ -22,13 +22,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from harness.report import Figure, print_json
+from harness.beside_vllm import beside_vllm, vllm_times
+from harness.report import Figure, print_json, print_table
 from scheduler_service.core.plan import plan
 from scheduler_service.core.policy import BatchComposition, Ordering, Policy
 from scheduler_service.core.state import (
@@ -58,14 +60,19 @@ def main() -> int:
     policies = [Policy(ordering=o, batch_composition=c) for o, c in product(args.ordering, args.composition)]
     clock = time.thread_time_ns if args.cpu_time else time.perf_counter_ns
     rows = {_name(policy): _row(policy, states, args.plans, clock) for policy in policies}
+    if args.vllm_python is not None:
+        times = vllm_times(args.vllm_python, SIZES, args.plans)
+        rows = {name: [beside_vllm(figure, times) for figure in row] for name, row in rows.items()}
+    figures = [figure for row in rows.values() for figure in row]
     if args.json:
-        print_json([figure for row in rows.values() for figure in row])
+        print_json(figures)
+    elif args.vllm_python is not None:
+        print_table(f"planning time, {args.plans} plans each", figures)
     else:
         _print(rows, args.plans)
     broken = [
         f"{figure.name}: {figure.value:.4g}, above {args.max_ratio:g} times {figure.sizes['target']}"
-        for row in rows.values()
-        for figure in row
+        for figure in figures
         if figure.value > args.max_ratio * float(str(figure.sizes["target"]))
     ]
     for line in broken:
@@ -183,6 +190,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plans", type=int, default=500, help="plans of each policy and size")
     parser.add_argument("--max-ratio", type=float, default=6, help="most that a figure may be of its target")
     parser.add_argument("--cpu-time", action="store_true", help="count the time on the core instead of the clock's")
+    parser.add_argument("--vllm-python", type=Path, help="of an environment with vLLM, to time its scheduler too")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args()
 
