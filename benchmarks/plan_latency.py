@@ -6,7 +6,8 @@ the parser. Not timed: parsing and formatting; explanations, which are made only
 the policy, which is a profile's, checked when the service starts.
 
 Sizes are requests that run and requests that wait. The running set is full but for two places, most requests decode, a
-few prefill, and arrivals come in no order of rows. `--ordering` and `--composition` choose some of them.
+few prefill, and arrivals come in no order of rows. `--ordering` and `--composition` choose some of them, and
+`--vllm-python` times the scheduler of vLLM beside them.
 
 The targets: a median for each size, three times that at the 99th percentile, and at most five times as long at the
 fourth size as at the third. Exit status 1 where a median or the growth is above `--max-ratio` times its target: that is

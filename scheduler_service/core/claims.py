@@ -80,9 +80,10 @@ def room_beside(running: RunningSet, executor: ExecutorState, policy: Policy) ->
 
 
 class Claims(NamedTuple):
-    """What each candidate would take, if all before it enter, and what would be there for it.
+    """What each candidate would take, if all before it enter, and what would be left then.
 
-    `decodes`: whether only those in decode may enter the pass, or only prefills; None: either.
+    `decodes`: whether only those in decode may enter the pass, or only prefills; None: either. `left_blocks`: what may
+    still be taken then; below 0: too much was.
     """
 
     candidates: Requests
@@ -90,13 +91,13 @@ class Claims(NamedTuple):
     want_tokens: IntArray
     num_tokens: IntArray
     need_blocks: IntArray
-    available_blocks: IntArray
+    left_blocks: IntArray
 
     def num_fitting(self, room: Room) -> int:
         """How many of the first fit, one beside the other."""
         if room.ran_out:
             return 0
-        fits = (self.need_blocks <= self.available_blocks) & (self.num_tokens > 0)
+        fits = (self.left_blocks >= 0) & (self.num_tokens > 0)
         if room.num_prefills is not None:
             fits &= self._num_prefills() <= room.num_prefills
         return min(length_of_prefix(fits), max(room.num_seqs, 0))
@@ -109,13 +110,14 @@ class Claims(NamedTuple):
             want_tokens=self.want_tokens[:count],
             num_tokens=self.num_tokens[:count],
             need_blocks=self.need_blocks[:count],
-            available_blocks=self.available_blocks[:count],
+            left_blocks=self.left_blocks[:count],
         )
 
     def shortfall(self, index: int, room: Room) -> Shortfall:
         """What keeps the candidate at `index` out; where several things do, the first in the order below."""
         candidates = self.candidates
-        needed, available = int(self.need_blocks[index]), max(int(self.available_blocks[index]), 0)
+        needed = int(self.need_blocks[index])
+        available = max(int(self.left_blocks[index]) + needed, 0)
         reason = Reason.WAITING_FOR_BLOCKS
         if room.ran_out:
             reason = Reason.WAITING_AFTER_EVICTION
@@ -147,14 +149,13 @@ def claims_of(
         num_beside = num_beside + np.arange(len(candidates))
     kept = kept_free(candidates, num_beside, executor.limits, policy)
     want, decodes = chunks_wanted(candidates, policy), _phase_open(candidates, room.tokens)
-    taken_before: IntArray = need.cumsum() - need
     return Claims(
         candidates=candidates,
         decodes=decodes,
         want_tokens=want,
         num_tokens=_tokens_granted(want, candidates, room.tokens, decodes),
         need_blocks=need,
-        available_blocks=room.num_blocks - kept - taken_before,
+        left_blocks=room.num_blocks - kept - need.cumsum(),
     )
 
 

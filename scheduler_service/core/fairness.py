@@ -84,5 +84,6 @@ def _by_tenant(queued: Requests) -> IntArray:
     if shift > 0:
         least, span, arrival_time = least >> shift, (span >> shift) + 2, arrival_time >> shift
     group = 2 * queued.tenant + queued.never_ran if queued.whole.anyone_ran_before else queued.tenant
-    key: IntArray = group * span + (arrival_time - least)
+    key: IntArray = arrival_time - least
+    key += group * span
     return key

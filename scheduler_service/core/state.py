@@ -130,7 +130,8 @@ class Requests:
         return cls(matrix)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        rows = self.__dict__.get("rows")
+        return int(self.matrix.shape[1]) if rows is None else len(rows)
 
     @_Derived
     def rows(self) -> IntArray:
