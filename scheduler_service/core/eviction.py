@@ -44,9 +44,9 @@ def make_room(running: Requests, executor: ExecutorState, policy: Policy) -> Run
     """Evict as many of `running`, which is in order, as must go for the others to run."""
     num_tokens = share_tokens(running, executor, policy)
     everyone = without(running, NO_ROWS, num_tokens, executor, policy)
+    # What is held for them covers their pass.
     if everyone.num_blocks >= 0:
         return everyone
-    # Too few to hold all that the policy would. The pass may take less.
     free, block_size = executor.num_free_blocks, executor.limits.block_size
     need = new_blocks(running, running.num_computed_tokens + num_tokens, block_size)
     if int(need.sum()) <= free:

@@ -10,8 +10,8 @@
 
 The rules are told where they live, in this order: `rank.py`, `rejection.py`, `composition.py` and `chunking.py`,
 `eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py` and `passing.py`,
-`preemption.py`, `surge.py`.
-Everything is a few NumPy operations over columns; nothing loops over requests.
+`preemption.py`, `surge.py`. Everything is a few NumPy operations over columns; nothing loops over requests. At small
+sizes the number of operations is what a plan costs, so a step looks first whether it has anything to do.
 """
 
 from __future__ import annotations

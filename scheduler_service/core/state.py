@@ -315,8 +315,8 @@ class Tenant:
 class ExecutorState:
     """One executor just before the pass to be planned: all that its plan may depend on.
 
-    `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown. No
-    tenants: one unnamed tenant of weight 1.
+    `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown.
+    `requests`: a whole table. No tenants: one unnamed tenant of weight 1.
     """
 
     executor_id: str
