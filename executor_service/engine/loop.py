@@ -32,6 +32,7 @@ from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.sequence import Sequence
 from executor_service.engine.snapshot import Snapshot, project, take
 from executor_service.engine.stop_watch import StopWatch
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.runner import ExecuteResult
 
 # How long the loop rests when it holds requests that cannot run: no scheduler answers, or the plan was empty.
@@ -55,10 +56,11 @@ class Engine:
         overlap: Overlap,
         sink: Callable[[list[Event]], None],
         observer: Observer,
+        prefix_scope: PrefixScope = PrefixScope.TENANT,
         swap_block_us: float = 0.0,
     ) -> None:
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
-        self._books = Books(limits)
+        self._books = Books(limits, prefix_scope=prefix_scope)
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
         self._planning_failure = ""
@@ -216,6 +218,7 @@ class Engine:
         request_ids = self._books["id"][np.unique(touched)].tolist()
         self._observer.requests_failed(request_ids, error)
         for request_id in request_ids:
+            self._books.forget_prefix(request_id)
             self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
 
     # State out
@@ -244,11 +247,20 @@ class Engine:
         counters, now_us = self.counters, clock_us()
         counters.num_evicted_swap += len(checked.evict_by_swap)
         counters.num_evicted_recompute += len(checked.evict_by_recompute)
-        for row in checked.admit:
+        for row, prefix in zip(checked.admit, checked.admit_prefixes, strict=True):
             sequence = self._books.sequence(row)
+            self._count_reuse(sequence, len(prefix) * self._books.limits.block_size)
             sequence.first_run_us = sequence.first_run_us or now_us
         for rejection in checked.reject:
             self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail)
+
+    def _count_reuse(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        """A request comes to run, with so many tokens of the prefix cache."""
+        if not sequence.first_run_us:
+            sequence.num_cached_tokens = num_cached_tokens
+        if self._books.prefixes.scope is not PrefixScope.OFF and sequence.request.reuse_prefix:
+            self.counters.num_prefix_query_tokens += sequence.num_tokens
+            self.counters.num_prefix_hit_tokens += num_cached_tokens
 
     def _go_idle(self) -> None:
         self._planning.forget()

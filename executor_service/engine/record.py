@@ -59,6 +59,8 @@ class Counters:
     num_refused_plans: int = 0
     num_plan_failures: int = 0
     num_swap_failures: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
 
     def copy(self) -> Counters:
         return replace(self)

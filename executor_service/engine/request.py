@@ -58,6 +58,7 @@ class Request:
     expected_output_tokens: int  # 0: unknown
     arrival_time_us: int
     deadline_us: int  # 0: none
+    reuse_prefix: bool = True  # False: all of the prompt is computed, as who needs its logits must
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class Usage:
 
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int  # of the prompt, that came from the prefix cache
     num_preemptions: int
     queue_time_us: int
     time_to_first_token_us: int

@@ -48,7 +48,16 @@ class Output:
 class Sequence:
     """The tokens of a request, prompt first, and how its answer is spelled and ended."""
 
-    __slots__ = ("_buffer", "detokenizer", "first_run_us", "first_token_us", "num_tokens", "request", "stop_strings")
+    __slots__ = (
+        "_buffer",
+        "detokenizer",
+        "first_run_us",
+        "first_token_us",
+        "num_cached_tokens",
+        "num_tokens",
+        "request",
+        "stop_strings",
+    )
 
     def __init__(self, request: Request, *, detokenizer: Detokenizer, stop_strings: StopStrings) -> None:
         self.request = request
@@ -58,6 +67,7 @@ class Sequence:
         # Doubles when it is full: an answer may have tens of thousands of tokens, and most have a few.
         self._buffer = np.empty(self.num_tokens + 64, dtype=np.int32)
         self._buffer[: self.num_tokens] = request.prompt_token_ids
+        self.num_cached_tokens = 0  # that it found when it first ran
         self.first_run_us = 0
         self.first_token_us = 0
 
@@ -87,6 +97,7 @@ class Sequence:
         return Usage(
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_preemptions=num_preemptions,
             queue_time_us=max(0, self.first_run_us - arrival),
             time_to_first_token_us=max(0, self.first_token_us - arrival),

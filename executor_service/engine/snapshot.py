@@ -1,19 +1,24 @@
 """What the executor tells the scheduler: the books, as they stand or as a running pass will leave them.
 
 Overlapped planning asks for the plan of the next pass while a pass runs. By then almost all that the pass will do is
-known: how many tokens each request computes, and who ends because its answer has the length asked for. Only what the
-tokens say (an end token, a stop string) is not; a request that ends so is dropped from the plan when it is applied.
+known: how many tokens each request computes, which blocks that fills, and who ends because its answer has the length
+asked for. Only what the tokens say (an end token, a stop string) is not; a request that ends so is dropped from the
+plan when it is applied.
+
+What requests share is looked up here, for each state anew: a request that waits holds nothing, and is shown with the
+cached prefix that it would reuse if it entered now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import SCHEDULER_COLUMNS, Books, Rows
+from executor_service.engine.books import SCHEDULER_COLUMNS, Blocks, Books, Rows, Status
 from executor_service.engine.limits import Limits
 
 
@@ -41,7 +46,7 @@ class Snapshot:
     latency: Latency | None
     tenants: tuple[str, ...]  # [num_tenants] names; `tenant` is an index into them
     tenant_service: NDArray[np.float64]  # [num_tenants] tokens computed
-    columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS, [num_requests] each
+    columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS and num_shared_blocks, [num_requests] each
 
     @property
     def num_requests(self) -> int:
@@ -51,6 +56,8 @@ class Snapshot:
 def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The books as they stand between two passes."""
     rows = books.rows()
+    columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
+    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(_NO_BLOCKS), soon={})
     return Snapshot(
         iteration=books.iteration,
         now_us=now_us,
@@ -60,7 +67,7 @@ def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
         latency=latency,
         tenants=tuple(books.tenants.names),
         tenant_service=books.tenants.service,
-        columns={name: books[name][rows] for name in SCHEDULER_COLUMNS},
+        columns=columns,
     )
 
 
@@ -75,15 +82,42 @@ def project(
     projected["num_output_tokens"][sampled] += 1
     finished = sampled[projected["num_output_tokens"][sampled] >= projected["max_output_tokens"][sampled]]
     projected["status"][finished] = 0
+    counts = books.block_pool.reference_counts_without(books.blocks_of(finished))
+    soon = books.prefixes.published_by(rows, books["num_computed_tokens"][rows], num_tokens, books.block_tables)
     remaining = np.flatnonzero(projected["status"])
+    columns = {name: column[remaining] for name, column in projected.items()}
+    _show_sharing(books, remaining, columns, counts, soon)
     return Snapshot(
         iteration=books.iteration + 1,
         now_us=now_us,
         limits=books.limits,
-        num_free_blocks=books.block_pool.num_free + int(projected["num_blocks"][finished].sum()),
+        num_free_blocks=int(np.count_nonzero(counts == 0)),
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
         tenants=tuple(books.tenants.names),
         tenant_service=books.tenants.service_after(books["tenant"][rows], num_tokens),
-        columns={name: column[remaining] for name, column in projected.items()},
+        columns=columns,
     )
+
+
+_NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
+
+
+def _show_sharing(
+    books: Books, rows: Rows, columns: dict[str, NDArray[Any]], counts: NDArray[np.int32], soon: Mapping[bytes, int]
+) -> None:
+    """Add the cached prefixes of those that wait, and how many blocks of each others hold too.
+
+    ``columns``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by digest, what will
+    have been published by then.
+    """
+    shared = columns["num_shared_blocks"] = np.zeros(len(rows), dtype=np.int32)
+    for i in np.flatnonzero(columns["status"] == Status.RUNNING):
+        shared[i] = np.count_nonzero(counts[books.blocks_of(rows[i : i + 1])] > 1)
+    waiting = np.flatnonzero(columns["status"] == Status.WAITING)
+    prefixes = books.prefixes.find(rows[waiting], books.num_reusable_tokens(rows[waiting]), soon)
+    for i, prefix in zip(waiting, prefixes, strict=True):
+        if prefix:
+            columns["num_computed_tokens"][i] = len(prefix) * books.limits.block_size
+            columns["num_blocks"][i] = len(prefix)
+            shared[i] = np.count_nonzero(counts[prefix])
