@@ -19,6 +19,7 @@ from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.planning import Overlap
 from executor_service.engine.request import EndCause, EndedEvent, FinishReason
 from executor_service.engine.snapshot import Snapshot
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.runner import ExecuteResult
 from executor_service.sampling.sampler import SamplingBatch
@@ -35,6 +36,16 @@ class Asked:
     prompt: list[int]
     answer: list[int]
     finish_reason: FinishReason
+
+
+TEXTS = ([1, 2, 3, 4, 5, 6, 7, 8] * 2, [1, 2, 3, 4] * 4)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """The beginning of a known text, of none of its tokens to all, and what comes after it."""
+    beginning = draw(st.sampled_from(TEXTS))[: draw(st.integers(0, 16))]
+    return beginning + draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=0 if beginning else 1, max_size=6))
 
 
 class MoodyDevice(TokenRunner):
@@ -58,6 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
         eviction=st.sampled_from([Eviction.SWAP, Eviction.RECOMPUTE]),
         chunk_size=st.sampled_from([1, 5, 512]),
         overlap=st.sampled_from(Overlap),
+        prefix_scope=st.sampled_from([PrefixScope.TENANT, PrefixScope.SHARED, PrefixScope.OFF]),
     )
     def start(
         self,
@@ -68,6 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
         eviction: Eviction,
         chunk_size: int,
         overlap: Overlap,
+        prefix_scope: PrefixScope,
     ) -> None:
         limits = limits_of(
             block_size=4,
@@ -79,7 +92,9 @@ class EngineMachine(RuleBasedStateMachine):
         cache = TokenCache(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, block_size=4)
         self.device = MoodyDevice(cache)
         planner = LocalPlanner(Policy(eviction=eviction, chunk_size_tokens=chunk_size), self.meddle)
-        self.served = EngineUnderTest(limits=limits, runner=self.device, kv=cache, planner=planner, overlap=overlap)
+        self.served = EngineUnderTest(
+            limits=limits, runner=self.device, kv=cache, planner=planner, overlap=overlap, prefix_scope=prefix_scope
+        )
         self.asked: dict[int, Asked] = {}
         self.cancelled: set[int] = set()
         self.num_failing_passes = 0
@@ -101,11 +116,13 @@ class EngineMachine(RuleBasedStateMachine):
         return plan
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
+        prompt=prompts(),
         new=st.integers(1, 12),
         stop_at=st.none() | st.integers(0, 11),
+        tenant=st.sampled_from(["", "", "t"]),
+        reuse_prefix=st.sampled_from([True, True, True, False]),
     )
-    def submit(self, prompt: list[int], new: int, stop_at: int | None) -> None:
+    def submit(self, prompt: list[int], new: int, stop_at: int | None, tenant: str, reuse_prefix: bool) -> None:
         try:
             self.served.limits.max_output_tokens(num_prompt_tokens=len(prompt), requested=new)
         except RequestTooLongError:
@@ -116,7 +133,9 @@ class EngineMachine(RuleBasedStateMachine):
         if stop_tokens:
             answer = answer[: answer.index(stop_tokens[0]) + 1]
             reason = FinishReason.STOP
-        request_id = self.served.submit(prompt, new, stop_token_ids=stop_tokens)
+        request_id = self.served.submit(
+            prompt, new, stop_token_ids=stop_tokens, tenant=tenant, reuse_prefix=reuse_prefix
+        )
         self.asked[request_id] = Asked(prompt=prompt, answer=answer, finish_reason=reason)
 
     @rule(count=st.integers(1, 6))
