@@ -50,13 +50,25 @@ class Prefixes:
         return self.cache.match(self._chains[row], num_tokens // self._block_size)
 
     def find(self, rows: Rows, num_tokens: Counts, soon: Mapping[bytes, int]) -> list[list[int]]:
-        """The same for many rows, by digests alone; ``soon``: what a pass will have published, of ``published_by``."""
-        limits = (num_tokens // self._block_size).tolist()
-        chains, bypassing, find = self._chains, self._bypassing, self.cache.find
-        return [
-            [] if row not in chains or row in bypassing else find(chains[row], limit, soon)
-            for row, limit in zip(rows.tolist(), limits, strict=True)
-        ]
+        """The same for many rows, by digests alone; ``soon``: what a pass will have published, of ``published_by``.
+
+        Where a row begins as the one before it does, which is so in a queue of one system prompt, its blocks are not
+        looked up again, and equal answers are one list.
+        """
+        found: list[list[int]] = []
+        before: list[int] = []
+        end = b""  # the digest of the last block of ``before``
+        for row, limit in zip(rows.tolist(), (num_tokens // self._block_size).tolist(), strict=True):
+            if row not in self._chains or row in self._bypassing:
+                found.append([])
+                continue
+            chain, num_before = self._chains[row], len(before)
+            alike = 0 < num_before <= limit and chain.digests(limit)[num_before - 1] == end
+            blocks = self.cache.find(chain, limit, soon, before if alike else [])
+            if blocks and blocks is not before:
+                before, end = blocks, chain.digests(limit)[len(blocks) - 1]
+            found.append(blocks)
+        return found
 
     def publish(self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks) -> None:
         """A pass has computed ``num_tokens`` of each row beyond ``num_computed``: what that filled can be found.

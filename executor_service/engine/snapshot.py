@@ -116,8 +116,11 @@ def _show_sharing(
         shared[i] = np.count_nonzero(counts[books.blocks_of(rows[i : i + 1])] > 1)
     waiting = np.flatnonzero(columns["status"] == Status.WAITING)
     prefixes = books.prefixes.find(rows[waiting], books.num_reusable_tokens(rows[waiting]), soon)
-    for i, prefix in zip(waiting, prefixes, strict=True):
-        if prefix:
-            columns["num_computed_tokens"][i] = len(prefix) * books.limits.block_size
-            columns["num_blocks"][i] = len(prefix)
-            shared[i] = np.count_nonzero(counts[prefix])
+    num_blocks = columns["num_blocks"][waiting] = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))
+    columns["num_computed_tokens"][waiting] = num_blocks * books.limits.block_size
+    before: list[int] = []
+    num_shared = 0
+    for i in np.flatnonzero(num_blocks):  # equal prefixes are one list
+        if prefixes[i] is not before:
+            before, num_shared = prefixes[i], np.count_nonzero(counts[prefixes[i]])
+        shared[waiting[i]] = num_shared

@@ -29,6 +29,7 @@ from executor_service.kv.block_pool import BlockAccountingError, BlockIds, Block
 DIGEST_SIZE = 32  # bytes: nobody can make two texts of one digest
 
 _NOTHING: Mapping[bytes, int] = MappingProxyType({})
+_NO_BLOCKS: list[int] = []  # never added to
 
 
 class PrefixScope(Enum):
@@ -99,17 +100,27 @@ class PrefixCache:
             self._drop(blocks)
         return blocks
 
-    def find(self, chain: BlockChain, limit: int, also: Mapping[bytes, int] = _NOTHING) -> list[int]:
+    def find(
+        self,
+        chain: BlockChain,
+        limit: int,
+        also: Mapping[bytes, int] = _NOTHING,
+        beginning: list[int] = _NO_BLOCKS,
+    ) -> list[int]:
         """The blocks of the longest known prefix, at most ``limit`` (full) blocks long, by digest alone.
 
-        ``also``: blocks that will have been published by then.
+        ``also``: blocks that will have been published by then. ``beginning``: what is found already, at most ``limit``
+        blocks; it is returned itself where there is nothing to add.
         """
-        digests = chain.digests(limit)
+        digests, block_of = chain.digests(limit), self._block_of
+        start = len(beginning)
+        if start == limit or (digests[start] not in block_of and digests[start] not in also):
+            return beginning
         # Stops at the first None, without a loop in Python: a queue of long prompts is looked up before each pass.
-        blocks = list(iter(map(self._block_of.get, islice(digests, limit)).__next__, None))
+        blocks = beginning + list(iter(map(block_of.get, islice(digests, start, limit)).__next__, None))
         if also:
             for digest in digests[len(blocks) : limit]:
-                block = self._block_of.get(digest, also.get(digest))
+                block = block_of.get(digest, also.get(digest))
                 if block is None:
                     break
                 blocks.append(block)

@@ -235,6 +235,20 @@ def test_cached_blocks_are_not_taken_by_others_of_the_same_plan() -> None:
     assert set(table_of(books, 1)).isdisjoint(table_of(books, 3))
 
 
+def test_cached_blocks_are_not_taken_by_one_that_comes_back_in_the_same_plan() -> None:
+    """All blocks are free and hold text, the prefix of 3 the one that was used least recently."""
+    comes_back = replace(swapped(4, stored=20), reuse_prefix=False)
+    limits = limits_of(num_blocks=5, num_swap_blocks=2)
+    books = books_with(limits, comes_back, *texts(decoding(2, 32), waiting(3, prompt=48)), decoding(5, 48))
+    books.end(2)
+    books.end(5)
+    assert books.block_pool.num_kept == 5
+    prefix = cached_blocks(books, 3)
+    applied(plan_of({3: 16, 4: 1}, admit=(3,), resume=(4,)), books)
+    assert table_of(books, 3)[:2] == prefix
+    assert set(table_of(books, 3)).isdisjoint(table_of(books, 4))
+
+
 def test_two_that_enter_with_one_prefix_take_its_free_blocks_once() -> None:
     books = books_with(limits_of(num_blocks=4), *texts(decoding(1, 32), waiting(2, prompt=40), waiting(3, prompt=41)))
     books.end(1)
