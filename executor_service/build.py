@@ -40,7 +40,7 @@ def build_executor(
     """Takes as long as the model's loading. Raises RecordingError, ModelSourceError or SizeError."""
     recorder = _recorder(config)  # says what is wrong with its directory before the model is loaded
     fit = functools.partial(fitting_limits, config)
-    loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit)
+    loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit, kernels=config.kernels)
     limits = fit(loaded.config, loaded.dtype)
     spec = KVCacheSpec.from_config(loaded.config, block_size=config.block_size, dtype=loaded.dtype)
     cache = allocate_cache(spec, limits, loaded.device)

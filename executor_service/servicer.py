@@ -116,7 +116,7 @@ class InferenceServicer(InferenceServiceServicer):
             architecture=type(loaded.model).__name__,
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=str(loaded.device),
-            num_parameters=loaded.model.num_parameters(),
+            num_parameters=loaded.num_parameters,
             vocab_size=executor.tokenizer.vocab_size,
             max_model_len=executor.facts.limits.max_request_tokens,
             has_chat_template=executor.tokenizer.has_chat_template,

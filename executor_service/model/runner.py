@@ -31,19 +31,21 @@ class ModelRunner:
         self._model = loaded.model
         self._device = loaded.device
         self._kv_cache = kv_cache
+        self._kernels = loaded.kernels
 
     @torch.inference_mode()
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
         """Run all tokens of the batch (at least one) and sample its `logits_rows`, which may be none."""
         assert len(sampling) == len(batch.logits_rows), "one sampling row for each logits row"
         device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
-        self._kv_cache.clear(device_batch.entered_blocks)
+        if self._kernels is None:
+            self._kv_cache.clear(device_batch.entered_blocks)
         logits = self._model(
             input_ids=device_batch.input_ids,
             position_ids=device_batch.position_ids,
             use_cache=False,
             logits_to_keep=device_batch.logits_rows,
-            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch),
+            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels),
         ).logits[0]  # [S, V]
         next_token_ids = sample(logits, sampling).cpu().numpy()  # the one copy to the host
         return ExecuteResult(next_token_ids=next_token_ids, non_finite=next_token_ids == NOT_SAMPLED)

@@ -19,7 +19,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from executor_service.kernels.cpu import CpuKernels
 from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
+from executor_service.model.fuse import fuse
 from executor_service.model.loaded import LoadedModel
 
 VOCAB_SIZE = 300
@@ -83,14 +85,17 @@ _CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 TINY_MODELS = tuple(_CONFIGS)
 
 
-def tiny_model(name: str, *, seed: int = 0) -> LoadedModel:
-    """A model of `TINY_MODELS` in float32 on the CPU; the same weights for the same seed."""
+def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None) -> LoadedModel:
+    """A model of `TINY_MODELS` in float32 on the CPU; the same weights for the same seed. With kernels it is fused."""
     register_paged_attention()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(
             _CONFIGS[name](), attn_implementation=ATTN_IMPLEMENTATION, dtype=torch.float32
         )
+    num_parameters = model.num_parameters()
+    if kernels is not None:
+        fuse(model.eval(), kernels)
     return LoadedModel(
         name=name,
         model=model.eval(),
@@ -98,6 +103,8 @@ def tiny_model(name: str, *, seed: int = 0) -> LoadedModel:
         tokenizer=byte_tokenizer(),
         dtype=torch.float32,
         device=torch.device("cpu"),
+        num_parameters=num_parameters,
+        kernels=kernels,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=frozenset({EOS_TOKEN_ID}),
         bos_token_id=BOS_TOKEN_ID,
