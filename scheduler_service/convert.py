@@ -213,6 +213,7 @@ def plan_message(plan: ExecutorPlan) -> plan_pb2.ExecutorPlan:
         iteration=plan.iteration,
         predicted_time_us=plan.predicted_time_us,
         digest=plan.digest,
+        kv_residency_charge=plan.kv_residency_charge,
     )
     for name in ("scheduled", "admit", "resume", "evict", "reject"):
         _fill(getattr(message, name), getattr(plan, name))
@@ -256,6 +257,7 @@ def plan_from(message: plan_pb2.ExecutorPlan, field: str) -> ExecutorPlan:
         evict=evict,
         reject=_table_from(Rejections, message.reject, ("id",), f"{field}.reject"),
         digest=message.digest,
+        kv_residency_charge=message.kv_residency_charge,
     )
 
 

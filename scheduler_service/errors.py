@@ -13,7 +13,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from scheduler_service.core.errors import NotOfferedError, PolicyError, SchedulerError, StateError, UnknownProfileError
+from scheduler_service.core.errors import PolicyError, SchedulerError, StateError, UnknownProfileError
 
 DOMAIN = "scheduler.metronome"
 
@@ -21,7 +21,6 @@ STATUS_CODES: dict[type[SchedulerError], grpc.StatusCode] = {
     StateError: grpc.StatusCode.INVALID_ARGUMENT,
     PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownProfileError: grpc.StatusCode.INVALID_ARGUMENT,
-    NotOfferedError: grpc.StatusCode.UNIMPLEMENTED,
 }
 
 # Where gRPC carries a google.rpc.Status.

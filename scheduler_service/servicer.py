@@ -15,7 +15,7 @@ from scheduler_service.core.errors import ErrorReason, SchedulerError, StateErro
 from scheduler_service.core.explain import explain
 from scheduler_service.core.placement import place
 from scheduler_service.core.plan import plan
-from scheduler_service.core.policy import Policy, check_offered, check_policy
+from scheduler_service.core.policy import Policy, check_policy
 from scheduler_service.core.state import ClusterState
 from scheduler_service.core.validate import validate, validate_to_place
 from scheduler_service.core.verify import verify
@@ -76,7 +76,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         policy = self._policy(request)
-        check_offered(policy, "policy")
         cluster = _cluster(request)
         plans = plan(cluster, policy)
         if request.explain:

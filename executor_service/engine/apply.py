@@ -37,6 +37,7 @@ class CheckedPlan:
     evict_by_recompute: Rows
     reject: tuple[Rejection, ...]
     predicted_us: int
+    kv_residency_charge: float | None
     admit_prefixes: tuple[Blocks, ...] = ()  # the cached blocks that each of ``admit`` reuses
     resume_prefixes: tuple[Blocks, ...] = ()
 
@@ -71,6 +72,7 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
         evict_by_recompute=evict[modes == EvictMode.RECOMPUTE],
         reject=tuple(r for r in plan.reject if r.id not in ended),
         predicted_us=plan.predicted_us,
+        kv_residency_charge=plan.kv_residency_charge,
     )
     if len(checked.evict_by_swap) + len(checked.evict_by_recompute) != len(evict):
         raise PlanRefusedError("evicts without saying where to")
@@ -90,6 +92,8 @@ def apply(checked: CheckedPlan, books: Books) -> Copies:
     books.admit(checked.admit, checked.admit_prefixes)
     into = tuple(map(books.resume, checked.resume, checked.resume_prefixes))
     books.grow(checked.rows, checked.num_tokens)
+    if checked.kv_residency_charge is not None:
+        books.tenants.kv_residency_charge = checked.kv_residency_charge
     return Copies(out=out, into=into)
 
 

@@ -26,6 +26,7 @@ from executor_service.kv.swap_space import SwapSpace
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]
+NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
 
 
 class Status(IntEnum):
@@ -250,7 +251,15 @@ class Books:
         self.prefixes.publish(rows, num_computed[rows], num_tokens, self.block_tables)
         num_computed[rows] += num_tokens
         self.columns["last_run_iteration"][rows] = self.iteration
-        self.tenants.serve(self.columns["tenant"][rows], num_tokens)
+        self.tenants.serve(*self.costs_of_pass(rows, num_tokens))
+
+    def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
+        """[num_running] tenant, tokens computed in a pass over ``rows``, blocks held alone: of each on the device."""
+        running = self.rows_with(Status.RUNNING)
+        computed = np.zeros(len(self.columns["id"]), dtype=np.int64)
+        computed[rows] = num_tokens
+        num_shared = self.num_shared_blocks(running, self.block_pool.reference_counts_without(NO_BLOCKS))
+        return self.columns["tenant"][running], computed[running], self.columns["num_blocks"][running] - num_shared
 
     # Reuse
 
@@ -278,7 +287,15 @@ class Books:
     def blocks_of(self, rows: Rows) -> Blocks:
         """The device blocks of ``rows``, one row's after another's, in the order of their texts."""
         held = [self._blocks_of(row) for row in rows]
-        return np.concatenate(held) if held else np.empty(0, dtype=np.int32)
+        return np.concatenate([NO_BLOCKS, *held])
+
+    def num_shared_blocks(self, rows: Rows, counts: NDArray[np.int32]) -> NDArray[np.int64]:
+        """[n] how many blocks of each, running, others hold too. ``counts``: [num_blocks] references of each block."""
+        num_blocks = self.columns["num_blocks"][rows]
+        width = int(num_blocks.max(initial=0))
+        holds = np.arange(width) < num_blocks[:, None]
+        shared: NDArray[np.int64] = ((counts[self.block_tables[rows, :width]] > 1) & holds).sum(axis=1)
+        return shared
 
     def num_blocks_for(self, num_tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         return -(-num_tokens // self.limits.block_size)

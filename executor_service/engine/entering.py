@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import Blocks, Books, Rows
+from executor_service.engine.books import NO_BLOCKS, Blocks, Books, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +40,7 @@ def work_out(
     places = _places_of(entering, rows)
     while True:
         tokens, num_new = _demand(books, rows, num_tokens, places, prefixes, num_resumed=len(resume))
-        revived = np.unique(np.concatenate([prefix[counts[prefix] == 0] for prefix in prefixes] or [_NO_BLOCKS]))
+        revived = np.unique(np.concatenate([NO_BLOCKS, *(prefix[counts[prefix] == 0] for prefix in prefixes)]))
         num_taken = num_new + len(revived)
         if num_taken <= num_free or not _shorten_last(prefixes, num_taken - num_free):
             break
@@ -51,9 +51,6 @@ def work_out(
         num_taken_blocks=num_taken,
         num_free_blocks=num_free,
     )
-
-
-_NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
 
 
 def _places_of(entering: Rows, rows: Rows) -> NDArray[np.int64]:

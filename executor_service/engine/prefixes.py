@@ -70,6 +70,16 @@ class Prefixes:
             found.append(blocks)
         return found
 
+    def hashes(self, rows: Rows, blocks: Counts) -> list[int]:
+        """A number for the text of each row up to the end of one of its blocks, counted from 0; equal for equal texts
+        that may be shared, 64 bits. 0: it may not.
+        """
+        chains, bypassing = self._chains, self._bypassing
+        return [
+            0 if row not in chains or row in bypassing else _number(chains[row].digests(block + 1)[block])
+            for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)
+        ]
+
     def publish(self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks) -> None:
         """A pass has computed ``num_tokens`` of each row beyond ``num_computed``: what that filled can be found.
 
@@ -96,3 +106,8 @@ class Prefixes:
             row = int(rows[i])
             for index in range(first[i], last[i]):
                 yield self._chains[row], index, int(block_tables[row, index])
+
+
+def _number(digest: bytes) -> int:
+    """Its first 64 bits with a sign, and never 0."""
+    return int.from_bytes(digest[:8], "little", signed=True) or 1

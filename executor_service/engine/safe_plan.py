@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import Books, Rows, Status
+from executor_service.engine.books import NO_BLOCKS, Books, Rows, Status
 from executor_service.engine.plan import EvictMode, Plan
 
 Counts = NDArray[np.int32]
@@ -68,7 +68,7 @@ def _plan_with_evictions(books: Books, running: Rows) -> Plan:
 
 def _freed_by(books: Books, victims: Rows) -> NDArray[np.int64]:
     """[num_victims] blocks that are free once the first, the first two, ... have left: those that nobody else holds."""
-    counts = books.block_pool.reference_counts_without(np.empty(0, dtype=np.int32))
+    counts = books.block_pool.reference_counts_without(NO_BLOCKS)
     freed = np.zeros(len(victims), dtype=np.int64)
     for i in range(len(victims)):
         blocks = books.blocks_of(victims[i : i + 1])

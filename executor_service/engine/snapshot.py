@@ -18,8 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import SCHEDULER_COLUMNS, Blocks, Books, Rows, Status
+from executor_service.engine.books import NO_BLOCKS, SCHEDULER_COLUMNS, Books, Rows, Status
 from executor_service.engine.limits import Limits
+
+# What a snapshot adds to the columns of the books, under the names of the contract.
+SHARING_COLUMNS = ("num_shared_blocks", "next_block_hash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,8 @@ class Snapshot:
     num_free_swap_blocks: int
     latency: Latency | None
     tenants: tuple[str, ...]  # [num_tenants] names; `tenant` is an index into them
-    tenant_service: NDArray[np.float64]  # [num_tenants] tokens computed
-    columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS and num_shared_blocks, [num_requests] each
+    tenant_service: NDArray[np.float64]  # [num_tenants] in tokens; see tenants.py
+    columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS and SHARING_COLUMNS, [num_requests] each
 
     @property
     def num_requests(self) -> int:
@@ -57,7 +60,7 @@ def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The books as they stand between two passes."""
     rows = books.rows()
     columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
-    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(_NO_BLOCKS), soon={})
+    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(NO_BLOCKS), soon={})
     return Snapshot(
         iteration=books.iteration,
         now_us=now_us,
@@ -95,32 +98,36 @@ def project(
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
         tenants=tuple(books.tenants.names),
-        tenant_service=books.tenants.service_after(books["tenant"][rows], num_tokens),
+        tenant_service=books.tenants.service_after(*books.costs_of_pass(rows, num_tokens)),
         columns=columns,
     )
-
-
-_NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
 
 
 def _show_sharing(
     books: Books, rows: Rows, columns: dict[str, NDArray[Any]], counts: NDArray[np.int32], soon: Mapping[bytes, int]
 ) -> None:
-    """Add the cached prefixes of those that wait, and how many blocks of each others hold too.
+    """Add the SHARING_COLUMNS, and the cached prefixes of those that wait.
 
     ``columns``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by digest, what will
     have been published by then.
     """
+    status, block_size = columns["status"], books.limits.block_size
     shared = columns["num_shared_blocks"] = np.zeros(len(rows), dtype=np.int32)
-    for i in np.flatnonzero(columns["status"] == Status.RUNNING):
-        shared[i] = np.count_nonzero(counts[books.blocks_of(rows[i : i + 1])] > 1)
-    waiting = np.flatnonzero(columns["status"] == Status.WAITING)
-    prefixes = books.prefixes.find(rows[waiting], books.num_reusable_tokens(rows[waiting]), soon)
+    running, waiting = np.flatnonzero(status == Status.RUNNING), np.flatnonzero(status == Status.WAITING)
+    shared[running] = books.num_shared_blocks(rows[running], counts)
+    # A new token that the pass samples is not known yet when a state is sent ahead, so the newest one never counts.
+    num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"]
+    num_reusable_tokens = num_tokens - ((status == Status.WAITING) | (columns["num_output_tokens"] > 0))
+    prefixes = books.prefixes.find(rows[waiting], num_reusable_tokens[waiting], soon)
     num_blocks = columns["num_blocks"][waiting] = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))
-    columns["num_computed_tokens"][waiting] = num_blocks * books.limits.block_size
+    columns["num_computed_tokens"][waiting] = num_blocks * block_size
     before: list[int] = []
     num_shared = 0
     for i in np.flatnonzero(num_blocks):  # equal prefixes are one list
         if prefixes[i] is not before:
-            before, num_shared = prefixes[i], np.count_nonzero(counts[prefixes[i]])
+            before, num_shared = prefixes[i], int(np.count_nonzero(counts[prefixes[i]]))
         shared[waiting[i]] = num_shared
+    next_block = columns["num_computed_tokens"] // block_size
+    named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
+    columns["next_block_hash"] = np.zeros(len(rows), dtype=np.int64)
+    columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])

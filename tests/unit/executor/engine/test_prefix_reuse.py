@@ -203,6 +203,18 @@ def test_a_queue_of_one_beginning_computes_it_once(overlap: Overlap) -> None:
     assert served.engine.counters.num_refused_plans == 0
 
 
+@pytest.mark.parametrize("overlap", Overlap)
+def test_a_burst_of_one_beginning_computes_it_once_where_the_policy_holds_for_it(overlap: Overlap) -> None:
+    policy = replace(RECOMPUTE, hold_for_shared_prefix=True)
+    served = engine_on_tokens(limits_of(num_blocks=32, max_num_batched_tokens=512), planner=LocalPlanner(policy))
+    prompts = [[*text_of(64), 100 + i, 101 + i] for i in range(4)]
+    ids = [served.submit(prompt, 2) for prompt in prompts]
+    served.run()
+    assert prefills(served) == [66, 6]
+    assert [num_cached(served, request_id) for request_id in ids] == [0, 64, 64, 64]
+    assert [served.tokens(request_id) for request_id in ids] == [true_tokens(prompt, 2) for prompt in prompts]
+
+
 # Sharers come and go
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from executor_service.engine.books import SCHEDULER_COLUMNS, Books, Rows, Status
-from executor_service.engine.snapshot import Snapshot, project, take
+from executor_service.engine.snapshot import SHARING_COLUMNS, Snapshot, project, take
+from executor_service.kv.prefix_cache import PrefixScope
 from support.books import Standing, books_with, decoding, evicted, prefilling, swapped, waiting
 from support.engine import limits_of
 
@@ -57,6 +58,7 @@ def really_run(books: Books, rows: Rows, num_tokens: np.ndarray) -> None:
 def test_a_projection_equals_the_snapshot_after_the_pass(seed: int) -> None:
     rng = np.random.default_rng(seed)
     books = books_with(limits_of(num_blocks=64, num_swap_blocks=64), *random_standings(rng))
+    books.tenants.kv_residency_charge = float(rng.choice([0.0, 0.5]))
     running = books.rows_with(Status.RUNNING)
     rows = rng.permutation(running)[: rng.integers(len(running) + 1)]
     num_tokens = rng.integers(1, books.num_lacking_tokens(rows) + 1).astype(np.int32)
@@ -68,13 +70,13 @@ def test_a_projection_equals_the_snapshot_after_the_pass(seed: int) -> None:
     assert image_of(projected) == image_of(taken(books))
 
 
-SHARING_COLUMNS = ("num_computed_tokens", "num_blocks", "num_shared_blocks")
+TOLD = ("num_computed_tokens", "num_blocks", "num_shared_blocks")
 
 
 def sharing(books: Books) -> dict[int, tuple[int, ...]]:
     """The columns that tell what is shared, by id."""
     columns = taken(books).columns
-    told = zip(*(columns[name].tolist() for name in SHARING_COLUMNS), strict=True)
+    told = zip(*(columns[name].tolist() for name in TOLD), strict=True)
     return dict(zip(columns["id"].tolist(), told, strict=True))
 
 
@@ -112,7 +114,37 @@ def test_a_projection_foresees_what_the_pass_will_publish() -> None:
     assert sharing(books)[2] == (0, 0, 0)
     columns = project(books, rows, num_tokens, now_us=1, latency=None).columns
     waits = columns["id"].tolist().index(2)
-    assert tuple(columns[name][waits] for name in SHARING_COLUMNS) == (32, 2, 2)
+    assert tuple(columns[name][waits] for name in TOLD) == (32, 2, 2)
+
+
+def next_hashes(books: Books) -> dict[int, int]:
+    columns = taken(books).columns
+    return dict(zip(columns["id"].tolist(), columns["next_block_hash"].tolist(), strict=True))
+
+
+def test_the_next_block_has_one_name_for_all_who_lack_it() -> None:
+    first_text = of_text(1, prefilling(1, 64, stored=20), waiting(2, prompt=64), waiting(3, prompt=33))
+    books = books_with(limits_of(), *first_text, *of_text(2, waiting(4, prompt=64)))
+    hashes = next_hashes(books)
+    assert hashes[1] == hashes[2] == hashes[3] != 0
+    assert hashes[4] not in (0, hashes[1])
+    before = hashes[2]
+    rows, num_tokens = books.rows_of([1]), np.array([12], dtype=np.int32)
+    books.grow(rows, num_tokens)
+    books.advance(rows, num_tokens)
+    hashes = next_hashes(books)
+    assert hashes[1] == hashes[2] != before
+    assert hashes[3] == 0, "of its next block it may not reuse the last token"
+
+
+def test_a_block_that_is_not_shared_has_no_name() -> None:
+    alone = replace(waiting(2, prompt=64), reuse_prefix=False)
+    assert next_hashes(books_with(limits_of(), alone, waiting(3, prompt=16), decoding(4, stored=31))) == {
+        2: 0,
+        3: 0,
+        4: 0,
+    }
+    assert next_hashes(books_with(limits_of(), waiting(2, prompt=64), prefix_scope=PrefixScope.OFF)) == {2: 0}
 
 
 def test_a_snapshot_is_a_copy() -> None:
@@ -127,5 +159,5 @@ def test_a_snapshot_is_a_copy() -> None:
 def test_a_snapshot_has_a_row_for_each_request_and_every_column_of_the_scheduler() -> None:
     snapshot = taken(books_with(limits_of(), waiting(3), decoding(1, 20)))
     assert snapshot.num_requests == 2
-    assert set(snapshot.columns) == {*SCHEDULER_COLUMNS, "num_shared_blocks"}
+    assert set(snapshot.columns) == {*SCHEDULER_COLUMNS, *SHARING_COLUMNS}
     assert sorted(snapshot.columns["id"].tolist()) == [1, 3]
