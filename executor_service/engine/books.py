@@ -193,11 +193,19 @@ class Books:
 
     def evict_by_recompute(self, row: int) -> None:
         """Drop the KV; prompt and output will be prefilled again."""
-        self._release_device_blocks(row)
+        self.lose_kv(row)
+        self.columns["num_preemptions"][row] += 1
+
+    def lose_kv(self, row: int) -> None:
+        """A running or swapped request goes back to the queue and holds nothing."""
         c = self.columns
+        if c["status"][row] == Status.SWAPPED:
+            self.swap_space.release(int(c["id"][row]))
+            c["num_blocks"][row] = 0
+        else:
+            self._release_device_blocks(row)
         c["status"][row] = Status.WAITING
         c["num_computed_tokens"][row] = 0
-        c["num_preemptions"][row] += 1
 
     def resume(self, row: int, prefix: Blocks) -> BlockCopy:
         """Bring a swapped request back, with its ``cached_prefix``; the rest is to be copied.

@@ -12,11 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from executor_service.engine.apply import CheckedPlan, Copies, PlanRefusedError, apply, check
 from executor_service.engine.batch_builder import PassInputs, build_pass
-from executor_service.engine.books import Books, Rows, Status
+from executor_service.engine.books import Books, Status
 from executor_service.engine.desk import Desk
 from executor_service.engine.device import KVCopier, Runner, run_copies
 from executor_service.engine.inbox import Inbox
@@ -125,13 +123,13 @@ class Engine:
         checked, source = self._checked(obtained)
         copies = apply(checked, self._books)
         self._note_transitions(checked)
-        if len(checked.rows):
-            self._run_pass(checked, copies, obtained, source, watch)
-        else:
-            self._copy_alone(copies)
+        runs = self._copy(copies) and len(checked.rows) > 0
+        watch.lap("copy")
+        if runs:
+            self._run_pass(checked, obtained, source, watch)
         self._publish_queue()
         self._desk.flush()
-        return len(checked.rows) > 0
+        return runs
 
     def _obtain(self) -> ObtainedPlan:
         """The plan asked for ahead; or one for the books as they are, where all whom that would run have ended."""
@@ -156,16 +154,33 @@ class Engine:
                 self._observer.plan_refused(iteration, str(refusal))
         return check(make_safe_plan(self._books), self._books, ended=frozenset()), PlanSource.SAFE
 
-    def _run_pass(
-        self, checked: CheckedPlan, copies: Copies, obtained: ObtainedPlan, source: PlanSource, watch: StopWatch
-    ) -> None:
+    def _copy(self, copies: Copies) -> bool:
+        """Copy between device and swap space. Where that fails the plan runs nobody, and those whose KV was under way
+        are computed again from their tokens.
+        """
+        started = time.perf_counter_ns()
+        try:
+            num_copied = run_copies(copies, self._kv)
+        except Exception as error:  # out of memory, a broken bus
+            rows = [copy.row for copy in copies.out + copies.into]
+            for row in rows:
+                self._books.lose_kv(row)
+            self.counters.num_swap_failures += 1
+            self._observer.copies_failed(self._books["id"][rows].tolist(), error)
+            return False
+        if num_copied:
+            self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
+        return True
+
+    def _run_pass(self, checked: CheckedPlan, obtained: ObtainedPlan, source: PlanSource, watch: StopWatch) -> None:
         """One forward pass over all chunks and decodes of a plan that has been applied."""
         start_time_us = clock_us()
         figures = BooksFigures.of(self._books)
         inputs = build_pass(self._books, checked.rows, checked.num_tokens)
         watch.lap("build")
         self._planning.ask_ahead(lambda: self._projection(inputs))
-        result = self._execute(inputs, copies, watch)
+        result = self._execute(inputs)
+        watch.lap("forward")
         num_finished = 0
         if result is not None:
             self._books.advance(inputs.rows, inputs.num_tokens)
@@ -187,39 +202,17 @@ class Engine:
             self._learn(inputs, record)
         self._observer.pass_done(record)
 
-    def _execute(self, inputs: PassInputs, copies: Copies, watch: StopWatch) -> ExecuteResult | None:
-        """Copy, then run the pass. None if that failed: those in it are lost, the loop is not."""
-        result = None
+    def _execute(self, inputs: PassInputs) -> ExecuteResult | None:
+        """Run the pass. None if that failed: those in it are lost, the loop is not."""
         try:
-            self._copy(copies)
-            watch.lap("copy")
-            result = self._runner.execute(inputs.batch, inputs.sampling)
+            return self._runner.execute(inputs.batch, inputs.sampling)
         except Exception as error:  # out of memory, a broken model
-            self._fail(inputs.rows, copies, error)
-        watch.lap("forward")
-        return result
-
-    def _copy_alone(self, copies: Copies) -> None:
-        """The copies of a plan that runs nobody: what it swaps out must be kept all the same."""
-        try:
-            self._copy(copies)
-        except Exception as error:  # as in a pass
-            self._fail(np.empty(0, dtype=np.int64), copies, error)
-
-    def _copy(self, copies: Copies) -> None:
-        started = time.perf_counter_ns()
-        num_copied = run_copies(copies, self._kv)
-        if num_copied:
-            self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
-
-    def _fail(self, rows: Rows, copies: Copies, error: Exception) -> None:
-        """End all whose KV a failed pass leaves in doubt: those that ran, and those whose blocks were being copied."""
-        touched = np.concatenate([rows, [copy.row for copy in copies.out + copies.into]]).astype(np.int64)
-        request_ids = self._books["id"][np.unique(touched)].tolist()
-        self._observer.requests_failed(request_ids, error)
-        for request_id in request_ids:
-            self._books.forget_prefix(request_id)
-            self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
+            request_ids = self._books["id"][inputs.rows].tolist()
+            self._observer.requests_failed(request_ids, error)
+            for request_id in request_ids:
+                self._books.forget_prefix(request_id)
+                self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
+            return None
 
     # State out
 

@@ -104,6 +104,7 @@ class Heard:
         self.refusals: list[str] = []
         self.outages: list[str] = []
         self.failures: list[tuple[list[int], Exception]] = []
+        self.failed_copies: list[list[int]] = []
 
     def pass_done(self, record: PassRecord) -> None:
         self.passes.append(record)
@@ -113,6 +114,9 @@ class Heard:
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         self.outages.append(str(failure))
+
+    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
+        self.failed_copies.append(request_ids)
 
     def requests_failed(self, request_ids: list[int], error: Exception) -> None:
         self.failures.append((request_ids, error))

@@ -26,7 +26,7 @@ from executor_service.sampling.sampler import SamplingBatch
 from scheduler_service.core.policy import Eviction, Policy
 from support.engine import EngineUnderTest, limits_of
 from support.planners import LocalPlanner, evicting, row_of
-from support.token_runner import VOCAB_SIZE, TokenCache, TokenRunner, true_tokens
+from support.token_runner import VOCAB_SIZE, BlockIds, TokenCache, TokenRunner, true_tokens
 
 
 @dataclass
@@ -58,6 +58,28 @@ class MoodyDevice(TokenRunner):
             self.fails_next = False
             raise MemoryError("out of memory")
         return super().execute(batch, sampling)
+
+
+class MoodyCopies:
+    """Fails in the next copy if it is told to."""
+
+    fails_next = False
+
+    def __init__(self, cache: TokenCache) -> None:
+        self._cache = cache
+
+    def copy_out(self, device_blocks: BlockIds, swap_blocks: BlockIds) -> None:
+        self._fail()
+        self._cache.copy_out(device_blocks, swap_blocks)
+
+    def copy_in(self, swap_blocks: BlockIds, device_blocks: BlockIds) -> None:
+        self._fail()
+        self._cache.copy_in(swap_blocks, device_blocks)
+
+    def _fail(self) -> None:
+        if self.fails_next:
+            self.fails_next = False
+            raise RuntimeError("copy failed")
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -92,8 +114,14 @@ class EngineMachine(RuleBasedStateMachine):
         cache = TokenCache(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, block_size=4)
         self.device = MoodyDevice(cache)
         planner = LocalPlanner(Policy(eviction=eviction, chunk_size_tokens=chunk_size), self.meddle)
+        self.copies = MoodyCopies(cache)
         self.served = EngineUnderTest(
-            limits=limits, runner=self.device, kv=cache, planner=planner, overlap=overlap, prefix_scope=prefix_scope
+            limits=limits,
+            runner=self.device,
+            kv=self.copies,
+            planner=planner,
+            overlap=overlap,
+            prefix_scope=prefix_scope,
         )
         self.asked: dict[int, Asked] = {}
         self.cancelled: set[int] = set()
@@ -170,6 +198,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_failing_passes += not self.device.fails_next
         self.device.fails_next = True
 
+    @rule()
+    def fail_in_the_next_copy(self) -> None:
+        self.copies.fails_next = True
+
     @invariant()
     def answers_are_true_so_far(self) -> None:
         for request_id, asked in self.asked.items():
@@ -179,7 +211,8 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "served"):
             return
-        self.scheduler_is_down = self.answers_are_stale = self.device.fails_next = False
+        self.scheduler_is_down = self.answers_are_stale = False
+        self.device.fails_next = self.copies.fails_next = False
         self.to_evict = []
         self.served.run()
         assert self.served.is_empty
