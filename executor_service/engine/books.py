@@ -210,7 +210,7 @@ class Books:
     def resume(self, row: int, prefix: Blocks) -> BlockCopy:
         """Bring a swapped request back, with its ``cached_prefix``; the rest is to be copied.
 
-        Copy before the swap blocks are written again.
+        Copy before the swap blocks are written again, then ``note_copied_in``.
         """
         request_id = int(self.columns["id"][row])
         num_reused = len(prefix)
@@ -222,6 +222,12 @@ class Books:
         self.columns["num_blocks"][row] = len(source)
         self.columns["status"][row] = Status.RUNNING
         return BlockCopy(row=row, source=source[num_reused:], target=target)
+
+    def note_copied_in(self, resumed: Iterable[int]) -> None:
+        """The KV of these rows is on the device; others can find it again."""
+        rows = np.fromiter(resumed, dtype=np.int64)
+        num_computed = self.columns["num_computed_tokens"][rows]
+        self.prefixes.publish(rows, np.zeros_like(num_computed), num_computed, self.block_tables)
 
     def admit(self, rows: Rows, prefixes: Iterable[Blocks]) -> None:
         """Let waiting requests run, each with its ``cached_prefix``.

@@ -3,8 +3,8 @@
 Cached blocks may be free ones. They are not held for those that wait for them: between a state and the coming into
 force of its plan nothing is allocated, so what the state told of a cached prefix is still there. What may have changed
 is who else holds it, and the plan itself may evict the last holder. So the prefixes are looked up anew, as they will be
-once the evicted have left, and taken before any block is allocated. Where the blocks do not suffice, the last to enter
-reuses less, and computes as many tokens of its beginning instead: a plan that fits by the state that it was made for
+once the evicted have left, and taken before any block is allocated. Where the free blocks do not suffice, the last to
+enter reuses less of its prefix and begins to compute earlier: so a plan that fits by the state that it was made for
 fits. (docs/adr/0009)
 """
 

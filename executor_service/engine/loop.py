@@ -170,6 +170,7 @@ class Engine:
             return False
         if num_copied:
             self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
+        self._books.note_copied_in(copy.row for copy in copies.into)
         return True
 
     def _run_pass(self, checked: CheckedPlan, obtained: ObtainedPlan, source: PlanSource, watch: StopWatch) -> None:

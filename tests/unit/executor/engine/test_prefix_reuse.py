@@ -241,6 +241,23 @@ def test_case_19_an_evicted_sharer_leaves_the_shared_blocks_to_the_other(mode: E
     assert (served.engine.counters.num_refused_plans, served.engine.counters.num_safe_plans) == (0, 0)
 
 
+def test_what_was_copied_back_from_swap_space_is_found_again() -> None:
+    """While A is in swap space B writes all blocks of the device."""
+    evict = EvictAtLength(request_id=1, length=52, mode=EvictMode.SWAP)
+    planner = LocalPlanner(replace(RECOMPUTE, watermark=0.0), evict)
+    served = engine_on_tokens(limits_of(num_swap_blocks=8, max_num_batched_tokens=128), planner=planner)
+    a = served.submit(text_of(48), 8)
+    served.step_until_tokens(a, 4)
+    served.step()
+    assert served.status(a) is Status.SWAPPED
+    b = served.submit(text_of(127, seed=1), 1, arrival_time_us=0, priority=1)
+    planner.policy = replace(planner.policy, ordering=Ordering.PRIORITY)
+    served.run()
+    assert served.tokens(b) == true_tokens(text_of(127, seed=1), 1)
+    assert served.tokens(a) == true_tokens(text_of(48), 8)
+    assert num_cached(served, ask(served, text_of(49), 1)) == 48
+
+
 def test_a_cancelled_sharer_frees_what_is_its_own_alone() -> None:
     served, ids, blocks = two_sharers()
     served.engine.cancel(ids[1])
