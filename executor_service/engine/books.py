@@ -23,6 +23,7 @@ from executor_service.engine.tenants import Tenants
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
 from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.kv.swap_space import SwapSpace
+from executor_service.sampling.logprobs import NO_LOGPROBS
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]
@@ -60,7 +61,12 @@ SAMPLING_COLUMNS: dict[str, type[np.generic]] = {
     "temperature": np.float32,
     "top_k": np.int32,
     "top_p": np.float32,
+    "min_p": np.float32,
     "seed": np.uint64,
+    "adjusts_logits": np.bool_,  # always; see also min_output_tokens
+    "min_output_tokens": np.int32,
+    "num_logprobs": np.int8,  # NO_LOGPROBS: none
+    "num_prompt_logprobs": np.int8,
 }
 
 
@@ -155,7 +161,12 @@ class Books:
             "temperature": request.sampling.temperature,
             "top_k": request.sampling.top_k,
             "top_p": request.sampling.top_p,
+            "min_p": request.sampling.min_p,
             "seed": request.sampling.seed,
+            "adjusts_logits": not request.sampling.adjustments.is_neutral,
+            "min_output_tokens": request.stopping.min_output_tokens,
+            "num_logprobs": _or_none(request.output.num_logprobs),
+            "num_prompt_logprobs": _or_none(request.output.num_prompt_logprobs),
         }
         for name, column in self.columns.items():
             column[row] = values.get(name, 0)
@@ -354,3 +365,7 @@ class Books:
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
         self._sequences += [None] * capacity
         self._free_rows = list(range(2 * capacity - 1, capacity - 1, -1))
+
+
+def _or_none(num_logprobs: int | None) -> int:
+    return NO_LOGPROBS if num_logprobs is None else num_logprobs

@@ -69,9 +69,9 @@ class Engine:
 
     # For other threads
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a request. Raises QueueFullError or EngineClosedError at once."""
-        self.inbox.submit(lambda: self._accept(sequence))
+    def submit(self, *sequences: Sequence) -> None:
+        """Queue requests, all or none. Raises QueueFullError or EngineClosedError at once."""
+        self.inbox.submit(lambda: self._accept(sequences), num_requests=len(sequences))
 
     def cancel(self, request_id: int, cause: EndCause = EndCause.CANCELLED, detail: str = "it was cancelled") -> None:
         """End a request; one that has ended already is left alone."""
@@ -185,7 +185,7 @@ class Engine:
         num_finished = 0
         if result is not None:
             self._books.advance(inputs.rows, inputs.num_tokens)
-            num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
+            num_finished = self._desk.deliver(inputs, result)
         watch.lap("emit")
         record = record_pass(
             figures,
@@ -233,8 +233,9 @@ class Engine:
 
     # Books
 
-    def _accept(self, sequence: Sequence) -> None:
-        self._desk.accept(sequence)
+    def _accept(self, sequences: tuple[Sequence, ...]) -> None:
+        for sequence in sequences:
+            self._desk.accept(sequence)
         self._planning.forget()
 
     def _note_transitions(self, checked: CheckedPlan) -> None:
@@ -252,7 +253,7 @@ class Engine:
         """A request comes to run, with so many tokens of the prefix cache."""
         if not sequence.first_run_us:
             sequence.num_cached_tokens = num_cached_tokens
-        if self._books.prefixes.scope is not PrefixScope.OFF and sequence.request.reuse_prefix:
+        if self._books.prefixes.scope is not PrefixScope.OFF and sequence.request.may_reuse_prefix:
             self.counters.num_prefix_query_tokens += sequence.num_tokens
             self.counters.num_prefix_hit_tokens += num_cached_tokens
 

@@ -36,7 +36,7 @@ class Prefixes:
         if self.scope is not PrefixScope.OFF:
             root = self.scope.root(sequence.request.tenant)
             self._chains[row] = BlockChain(root, sequence, block_size=self._block_size)
-            if not sequence.request.reuse_prefix:
+            if not sequence.request.may_reuse_prefix:
                 self._bypassing.add(row)
 
     def leave(self, row: int) -> None:

@@ -35,7 +35,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
-@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("num_tokens", [1, 300])
 def test_a_fused_model_gives_the_logits_of_the_original(name: str, num_tokens: int, kernels: CpuKernels) -> None:
     original = model(name, kernels.dtype)
     fused = copy_of(original, kernels.dtype)
@@ -48,7 +48,9 @@ def test_a_fused_model_gives_the_logits_of_the_original(name: str, num_tokens: i
     assert torch.equal(again, expected), "fusing one model must not touch another"
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize(
+    "name", ["tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3"]
+)
 def test_every_part_that_can_be_fused_is(name: str, kernels: CpuKernels) -> None:
     fused = model(name, kernels.dtype)
     fuse(fused, kernels)
@@ -85,7 +87,14 @@ class OddFeedForward(nn.Module):
         return self.down_proj(self.act_fn(self.up_proj(states)) * self.gate_proj(states))
 
 
-@pytest.mark.parametrize("odd", [OddRMSNorm, OddFeedForward])
+class DemandingRMSNorm(OddRMSNorm):
+    """Called in another way."""
+
+    def forward(self, states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(states) * gate
+
+
+@pytest.mark.parametrize("odd", [OddRMSNorm, DemandingRMSNorm, OddFeedForward])
 def test_what_computes_something_else_stays_as_it_is(odd: type[nn.Module]) -> None:
     parent = nn.Sequential(odd().eval())
     fuse(parent, compiled_kernels(torch.float32))
