@@ -100,7 +100,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-prefix-tokens", type=int, default=1000)
     parser.add_argument("--num-question-tokens", type=int, default=24)
-    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=8)
     parser.add_argument("--min-ratio", type=float, default=5.0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args()

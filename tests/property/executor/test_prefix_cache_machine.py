@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from executor_service.kv.block_pool import BlockIds, BlockPool, OutOfBlocksError
 from executor_service.kv.prefix_cache import BlockChain, PrefixCache, PrefixScope
@@ -177,3 +184,15 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_operations() -> None:
+    """Others in each run; a failure is printed as the steps that lead to it."""
+    run_state_machine_as_test(
+        PrefixCacheMachine,
+        settings=settings(
+            max_examples=1000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
