@@ -71,7 +71,8 @@ def log2_interpolated(values: IntArray) -> RankArray:
     """
     # A float64 holds its exponent, 1023 added to it, above the 52 bits of how far it is on the way to the next power.
     bits = values.astype(np.float64).view(np.int64)
-    logarithm: RankArray = bits * 2.0**-52 - 1023
+    logarithm: RankArray = bits * 2.0**-52
+    logarithm -= 1023
     return logarithm
 
 

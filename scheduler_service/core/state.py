@@ -44,17 +44,13 @@ _SWAPPED, _LOADING = int(RequestStatus.SWAPPED), int(RequestStatus.LOADING)
 
 
 class _Column:
-    """One column of `Requests`: a row of the matrix, or a selection's part of it. Looked up when it is first read."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+    """One column of requests that were taken from a table, looked up there when it is first read."""
 
     def __set_name__(self, owner: type[Requests], name: str) -> None:
         self.name = name
 
     def __get__(self, requests: Requests, owner: type[Requests]) -> IntArray:
-        whole = requests.__dict__.get("whole")
-        column: IntArray = requests.matrix[self.index] if whole is None else getattr(whole, self.name)[requests.rows]
+        column: IntArray = getattr(requests.whole, self.name)[requests.rows]
         # Found there before this descriptor from now on.
         requests.__dict__[self.name] = column
         return column
@@ -96,30 +92,32 @@ class Requests:
     are looked up in the `whole` when they are read, and so is what follows from them, which is worked out once for all.
     """
 
-    id = _Column(0)
-    status = _Column(1)
-    arrival_time_us = _Column(2)
-    priority = _Column(3)
-    tenant = _Column(4)
-    num_prompt_tokens = _Column(5)
-    num_output_tokens = _Column(6)
-    num_computed_tokens = _Column(7)
-    max_output_tokens = _Column(8)
-    expected_output_tokens = _Column(9)
-    num_draft_tokens = _Column(10)
-    deadline_us = _Column(11)
-    num_blocks = _Column(12)
-    num_shared_blocks = _Column(13)
-    num_preemptions = _Column(14)
-    last_run_iteration = _Column(15)
-    times_overtaken = _Column(16)
-    next_block_hash = _Column(17)
+    id = _Column()
+    status = _Column()
+    arrival_time_us = _Column()
+    priority = _Column()
+    tenant = _Column()
+    num_prompt_tokens = _Column()
+    num_output_tokens = _Column()
+    num_computed_tokens = _Column()
+    max_output_tokens = _Column()
+    expected_output_tokens = _Column()
+    num_draft_tokens = _Column()
+    deadline_us = _Column()
+    num_blocks = _Column()
+    num_shared_blocks = _Column()
+    num_preemptions = _Column()
+    last_run_iteration = _Column()
+    times_overtaken = _Column()
+    next_block_hash = _Column()
 
     whole = _Whole()
 
     def __init__(self, matrix: IntArray, rank: RankArray | None = None) -> None:
         self.matrix = matrix
         self.rank = rank
+        # The columns are the rows of the matrix.
+        self.__dict__.update(zip(COLUMN_NAMES, matrix, strict=True))
 
     @classmethod
     def from_columns(cls, num_requests: int, columns: Mapping[str, Any]) -> Requests:
@@ -140,9 +138,9 @@ class Requests:
 
     def ranked_by(self, rank: RankArray) -> Requests:
         """This table with a rank."""
-        ranked = Requests(self.matrix, rank)
+        ranked = Requests.__new__(Requests)
         # Neither the columns nor what follows from them depends on the rank.
-        ranked.__dict__ = {**self.__dict__, **ranked.__dict__}
+        ranked.__dict__ = {**self.__dict__, "rank": rank}
         return ranked
 
     def of(self, rows: IntArray) -> Requests:
