@@ -54,9 +54,11 @@ def _rank(executor: ExecutorState, policy: Policy) -> RankArray:
             by_work: RankArray = log2_interpolated(work) + requests.arrival_time_us / aging_us(policy)
             return by_work
         case Ordering.PRIORITY:
-            # Halved, the farthest times that a column holds leave room for the farthest priorities.
-            steps = np.clip(requests.arrival_time_us, -(_MOST // 2), _MOST // 2) // aging_us(policy)
-            by_level: RankArray = steps - requests.priority
+            arrival_time, farthest = requests.arrival_time_us, _MOST // 2
+            if requests.least["arrival_time_us"] < -farthest or requests.greatest["arrival_time_us"] > farthest:
+                # Halved, the farthest times that a column holds leave room for the farthest priorities.
+                arrival_time = np.clip(arrival_time, -farthest, farthest)
+            by_level: RankArray = arrival_time // aging_us(policy) - requests.priority
             return by_level
         case Ordering.EARLIEST_DEADLINE_FIRST:
             return np.where(requests.deadline_us > 0, requests.deadline_us, _MOST)
