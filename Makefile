@@ -35,6 +35,10 @@ setup: $(VENV)/.ready $(VENV)/.model ## Create the virtual environment and insta
 test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two cores)
 	@$(BIN)/pytest -m 'not compose'
 
+.PHONY: test-nightly
+test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the traces in full (takes hours)
+	@$(BIN)/pytest --hypothesis-profile=nightly --timeout=0 tests/property tests/unit/executor/text
+
 .PHONY: test-compose
 test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Docker engine, takes minutes)
 	@$(BIN)/pytest -m compose tests/e2e/test_compose.py
