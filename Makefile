@@ -8,6 +8,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Where torch comes from, if not from the index that pip uses: PyPI's for Linux brings CUDA, some gigabytes of it.
 TORCH_INDEX_URL ?=
+# How long `make fuzz` goes on.
+MINUTES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto/metronome -name '*.proto')
@@ -38,6 +40,11 @@ test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two co
 .PHONY: test-nightly
 test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the traces in full (takes hours)
 	@$(BIN)/pytest --hypothesis-profile=nightly --timeout=0 tests/property tests/unit/executor/text
+
+.PHONY: fuzz
+fuzz: $(VENV)/.ready ## Send a scheduler spoiled states and bytes for a while (MINUTES=10), always new ones
+	@end=$$((SECONDS + 60 * $(MINUTES))); while (( SECONDS < end )); do \
+	  $(BIN)/pytest -q --hypothesis-profile=fuzz --timeout=0 tests/contract/test_scheduler_fuzz.py; done
 
 .PHONY: test-compose
 test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Docker engine, takes minutes)

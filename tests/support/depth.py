@@ -25,6 +25,8 @@ def register_profiles() -> None:
         derandomize=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
+    # One round of `make fuzz`, which goes on with new rounds until its time is up.
+    settings.register_profile("fuzz", settings.get_profile("nightly"), max_examples=2000)
     settings.load_profile("default")
 
 
