@@ -39,7 +39,7 @@ test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two co
 
 .PHONY: test-nightly
 test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the traces in full (takes hours)
-	@$(BIN)/pytest --hypothesis-profile=nightly --timeout=0 tests/property tests/unit/executor/text
+	@$(BIN)/pytest --hypothesis-profile=nightly --timeout=0 tests/property tests/contract/test_scheduler_fuzz.py tests/unit/executor/text
 
 .PHONY: fuzz
 fuzz: $(VENV)/.ready ## Send a scheduler spoiled states and bytes for a while (MINUTES=10), always new ones
@@ -96,6 +96,10 @@ gen-into:
 .PHONY: bench
 bench: $(VENV)/.ready $(VENV)/.model ## Run the benchmarks that the README quotes
 	@$(BIN)/python benchmarks/throughput.py
+
+.PHONY: pictures
+pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from real plans over a published trace
+	@PYTHONPATH=tests $(BIN)/python benchmarks/policy_pictures.py
 
 ##@ Other
 

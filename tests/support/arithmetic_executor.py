@@ -35,7 +35,10 @@ ITERATION_US = 10_000
 
 @dataclass
 class Request:
-    """A request in the books, with the columns of the request table."""
+    """A request in the books, with the columns of the request table.
+
+    `stops_after`: the output token that ends it, which the scheduler does not know; 0: it takes all that it may.
+    """
 
     id: int
     arrival_time_us: int
@@ -54,6 +57,7 @@ class Request:
     num_draft_tokens: int = 0
     deadline_us: int = 0
     times_overtaken: int = 0
+    stops_after: int = 0
 
 
 _row_of = attrgetter(*COLUMN_NAMES)
@@ -225,7 +229,7 @@ class ArithmeticExecutor:
         request.last_run_iteration = len(self.history)
         if request.num_computed_tokens == request.num_prompt_tokens + request.num_output_tokens:
             request.num_output_tokens += 1
-        if request.num_output_tokens == request.max_output_tokens:
+        if request.num_output_tokens == (request.stops_after or request.max_output_tokens):
             self.finished[request.id] = self.requests.pop(request.id)
 
 

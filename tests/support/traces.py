@@ -20,7 +20,11 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """A recorded request. `arrival_us`: after the first one. No trace publishes priorities: those are made up."""
+    """A recorded request. `arrival_us`: after the first one. What no trace publishes is made up by who plays it:
+
+    the priority, the bound on the answer and its expected length (0: the recorded one, both), and the deadline, counted
+    from the arrival (0: none).
+    """
 
     id: int
     arrival_us: int
@@ -28,6 +32,9 @@ class TraceRequest:
     num_output_tokens: int
     tenant: int = 0
     priority: int = 0
+    max_output_tokens: int = 0
+    expected_output_tokens: int = 0
+    deadline_us: int = 0
 
 
 Trace = tuple[TraceRequest, ...]
@@ -62,7 +69,7 @@ def at_load(trace: Trace, load: float, executor: ArithmeticExecutor) -> Trace:
 def played(
     executor: ArithmeticExecutor, trace: Sequence[TraceRequest], on_submit: Callable[[Request], None] = lambda _: None
 ) -> Iterator[ExecutorPlan]:
-    """Play a trace to its end; yields each plan once it is carried out. Expected lengths are the recorded ones.
+    """Play a trace to its end; yields each plan once it is carried out.
 
     `on_submit` is called for each request just before it stands in the books: at the first plan after its arrival.
     """
@@ -78,13 +85,16 @@ def played(
 def _submit(
     executor: ArithmeticExecutor, request: TraceRequest, start_us: int, on_submit: Callable[[Request], None]
 ) -> None:
+    arrival_us = start_us + request.arrival_us
     executor.submit(
         request.id,
         prompt=request.num_prompt_tokens,
-        new=request.num_output_tokens,
-        arrival_time_us=start_us + request.arrival_us,
-        expected_output_tokens=request.num_output_tokens,
+        new=request.max_output_tokens or request.num_output_tokens,
+        stops_after=request.num_output_tokens,
+        arrival_time_us=arrival_us,
+        expected_output_tokens=request.expected_output_tokens or request.num_output_tokens,
         tenant=request.tenant,
         priority=request.priority,
+        deadline_us=arrival_us + request.deadline_us if request.deadline_us > 0 else 0,
     )
     on_submit(executor.requests[request.id])
