@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from harness.pictures import BLUE, GREEN, GREY, ORANGE, PINK, dots, panels, save, steps
+from harness.plays import (
+    BLOCKS_SCARCE,
+    BLOCKS_SHORT,
+    FIFO,
+    PLACES_SHORT,
+    TOKENS_SHORT,
+    Story,
+    executor_with,
+    loaded,
+    placed,
+    story,
+)
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.policy import (
     Admission,
     BatchComposition,
@@ -29,97 +40,11 @@ from scheduler_service.core.policy import (
     PrefillSharing,
     Victim,
 )
-from scheduler_service.core.state import ExecutorLimits, LatencyModel, RequestStatus
-from support.arithmetic_executor import ArithmeticExecutor
-from support.traces import TRACES, Trace, TraceRequest, at_load, played, read_trace
+from scheduler_service.core.state import RequestStatus
+from support.traces import TraceRequest, at_load
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "policies"
-LOAD = 1.2
-NUM_REQUESTS = 400
-# About those of a model of eight billion parameters on one large device.
-LATENCY = LatencyModel(pass_us=5000, prefill_token_us=20, decode_request_us=40, kv_token_us=0.01, swap_block_us=100)
-PLACES_SHORT = ExecutorLimits(
-    max_num_batched_tokens=2048, max_num_seqs=24, block_size=16, num_blocks=4096, max_model_len=16_384
-)
-BLOCKS_SHORT = replace(PLACES_SHORT, num_blocks=1024, max_num_seqs=128)
-BLOCKS_SCARCE = replace(BLOCKS_SHORT, num_blocks=560)
-TOKENS_SHORT = replace(PLACES_SHORT, max_num_batched_tokens=512, max_num_seqs=64)
-FIFO = Policy(admission=Admission.RESERVE)
 NO_AGING_SECONDS = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """What there was to see of one pass, once it was carried out."""
-
-    ended_s: float
-    num_blocks: int
-    num_waiting: int
-    num_evicted: int
-    num_prefill_tokens: int
-    num_decode_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """A trace as it was played: when each was admitted, its passes, and the time between the tokens of an answer."""
-
-    executor: ArithmeticExecutor
-    trace: Trace
-    waits_s: dict[int, float] = field(default_factory=dict)
-    passes: list[Pass] = field(default_factory=list)
-    gaps_ms: list[float] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return self.passes[-1].ended_s
-
-
-@cache
-def loaded(limits: ExecutorLimits, load: float = LOAD) -> Trace:
-    """The excerpt at a load. Priorities are made up: every fifth request has 2, a third of the others 0, the rest 1."""
-    trace = read_trace(TRACES / "azure_2023_conv_code.csv", NUM_REQUESTS)
-    trace = tuple(replace(r, priority=2 if r.id % 5 == 0 else int(r.id % 3 > 0)) for r in trace)
-    return at_load(trace, load, _executor(limits, FIFO))
-
-
-@cache
-def story(trace: Trace, limits: ExecutorLimits, policy: Policy) -> Story:
-    """Play a trace and watch."""
-    executor = _executor(limits, policy)
-    seen, start_us = Story(executor=executor, trace=trace), executor.now_us
-    num_outputs: Counter[int] = Counter()
-    last_token_us: dict[int, int] = {}
-    for plan in played(executor, trace):
-        known = executor.requests | executor.finished
-        for id in plan.admit.id.tolist():
-            waited_us = executor.began_us[-1] - known[id].arrival_time_us
-            seen.waits_s.setdefault(id, waited_us / 1e6)
-        for id in plan.scheduled.id.tolist():
-            if known[id].num_output_tokens > num_outputs[id]:
-                num_outputs[id] = known[id].num_output_tokens
-                if id in last_token_us:
-                    seen.gaps_ms.append((executor.now_us - last_token_us[id]) / 1e3)
-                last_token_us[id] = executor.now_us
-        statuses = Counter(request.status for request in executor.requests.values())
-        seen.passes.append(
-            Pass(
-                ended_s=(executor.now_us - start_us) / 1e6,
-                num_blocks=executor.limits.num_blocks - executor.num_free_blocks,
-                num_waiting=statuses[RequestStatus.WAITING],
-                num_evicted=len(plan.evict.id),
-                num_prefill_tokens=plan.composition.num_prefill_tokens,
-                num_decode_tokens=plan.composition.num_decode_tokens,
-            )
-        )
-    return seen
-
-
-def _executor(limits: ExecutorLimits, policy: Policy) -> ArithmeticExecutor:
-    return ArithmeticExecutor(
-        limits=limits, policy=policy, latency=LATENCY, iteration_us=None, weights=(1.0, 1.0), verify_every=50
-    )
-
 
 Classes = tuple[tuple[str, str, Callable[[TraceRequest], bool]], ...]
 
@@ -240,7 +165,7 @@ def victim() -> Axes:
 def batch_composition() -> Axes:
     """Conversations only: so that prompts leave the budget to others now and then."""
     trace = [request for request in loaded(TOKENS_SHORT) if request.tenant == 1][:60]
-    trace = at_load(tuple(trace), 1.0, _executor(TOKENS_SHORT, FIFO))
+    trace = at_load(tuple(trace), 1.0, executor_with(TOKENS_SHORT, FIFO))
     axes = panels([choice.name for choice in BatchComposition], "pass", "tokens", num_columns=2)
     for panel, choice in zip(axes, BatchComposition, strict=True):
         shown = story(trace, TOKENS_SHORT, Policy(batch_composition=choice)).passes[100:600]
@@ -272,7 +197,7 @@ def prefill_sharing() -> Axes:
     axes = panels([choice.name for choice in PrefillSharing], "pass", "tokens of the prompt")
     for panel, choice in zip(axes, PrefillSharing, strict=True):
         limits = replace(PLACES_SHORT, max_num_batched_tokens=1024)
-        executor = _executor(limits, Policy(prefill_sharing=choice, chunk_size_tokens=1024))
+        executor = executor_with(limits, Policy(prefill_sharing=choice, chunk_size_tokens=1024))
         for id, prompt in enumerate(prompts, 1):
             # All four have begun: who enters takes what is left, and shares from the next pass on.
             begun = {"status": RequestStatus.RUNNING, "num_computed_tokens": 16, "num_blocks": 1}
@@ -297,6 +222,19 @@ def surge() -> Axes:
     return panel
 
 
+def placement() -> Axes:
+    """Four executors at what they can do; every quarter of a second those that have come are placed."""
+    limits = replace(PLACES_SHORT, max_num_seqs=8)
+    trace = at_load(loaded(PLACES_SHORT), 4.0, executor_with(limits, FIFO))
+    shown = (Placement.ROUND_ROBIN, Placement.POWER_OF_TWO_CHOICES, Placement.LEAST_LOADED)
+    axes = panels([choice.name for choice in shown], "time, s", "thousand tokens to go")
+    for panel, choice in zip(axes, shown, strict=True):
+        times, to_go = placed(trace, limits, choice)
+        for number, colour in enumerate((BLUE, GREEN, ORANGE, PINK)):
+            panel.plot(times, [left[number] for left in to_go], color=colour, label=f"executor {number}")
+    return axes[0]
+
+
 PICTURES: tuple[Callable[[], Axes], ...] = (
     ordering_fifo,
     ordering_shortest_job_first,
@@ -311,6 +249,7 @@ PICTURES: tuple[Callable[[], Axes], ...] = (
     prefill_sharing,
     head_of_line,
     surge,
+    placement,
 )
 
 
