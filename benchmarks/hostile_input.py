@@ -22,7 +22,7 @@ from scheduler_service import convert
 from scheduler_service.core.errors import SchedulerError
 from scheduler_service.core.explain import explain
 from scheduler_service.core.plan import plan
-from scheduler_service.core.policy import check_offered, check_policy
+from scheduler_service.core.policy import check_policy
 from scheduler_service.core.validate import validate
 from scheduler_service.errors import rich_status
 
@@ -61,7 +61,6 @@ def answer_to(data: bytes) -> str:
         request = Request.FromString(data)
         policy = convert.policy_from(request.policy, "policy")
         check_policy(policy, "policy")
-        check_offered(policy, "policy")
         cluster = convert.cluster_from(request.state, "state")
         validate(cluster)
         plans = plan(cluster, policy)

@@ -29,6 +29,10 @@ def main() -> None:
 
 def _serve(config: Config) -> int:
     """The exit status."""
+    # Threads of OpenMP that wait for one another spin, for milliseconds unless told otherwise, on cores that gRPC's
+    # threads and other processes need: with more runnable threads than cores a pass took seven times as long. OpenMP
+    # reads this when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     # torch takes a second to import: settings are checked first.
     from executor_service.address import AddressError
     from executor_service.model.errors import ModelSourceError

@@ -20,6 +20,7 @@ from executor_service.model.loader import load_model
 from executor_service.model.runner import ModelRunner
 from executor_service.recorder import Recorder
 from executor_service.recording_file import RecordingSettings
+from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.scheduler_client import SchedulerClient
 from executor_service.sizing import allocate_cache, fitting_limits
 from executor_service.text.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ def build_executor(
     """Takes as long as the model's loading. Raises RecordingError, ModelSourceError or SizeError."""
     recorder = _recorder(config)  # says what is wrong with its directory before the model is loaded
     fit = functools.partial(fitting_limits, config)
-    loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit)
+    loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit, kernels=config.kernels)
     limits = fit(loaded.config, loaded.dtype)
     spec = KVCacheSpec.from_config(loaded.config, block_size=config.block_size, dtype=loaded.dtype)
     cache = allocate_cache(spec, limits, loaded.device)
@@ -52,6 +53,7 @@ def build_executor(
         num_swap_blocks=limits.num_swap_blocks,
         swap_mebibytes=limits.num_swap_blocks * bytes_per_block(spec) >> 20,
     )
+    vocab_size = loaded.model.get_input_embeddings().num_embeddings
     planner = SchedulerClient(
         config.scheduler_addresses,
         executor_id=executor_id,
@@ -64,8 +66,9 @@ def build_executor(
         loaded=loaded,
         facts=ModelFacts(
             limits=limits,
-            tokenizer=Tokenizer(loaded.tokenizer, vocab_size=loaded.model.get_input_embeddings().num_embeddings),
+            tokenizer=Tokenizer(loaded.tokenizer, vocab_size=vocab_size),
             eos_token_ids=loaded.eos_token_ids,
+            constraints=ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids),
         ),
         engine=Engine(
             limits=limits,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_service.engine.planning import Overlap
+from executor_service.kernels.choice import KernelChoice
 from executor_service.telemetry import LogFormat
 
 ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
@@ -25,6 +26,7 @@ class Config:
     address_file: Path | None  # gets the bound host:port when the server listens
     model: str
     dtype: str
+    kernels: KernelChoice
     scheduler_addresses: tuple[str, ...]
     profile: str | None  # None: the scheduler's default
     executor_id: str | None  # None: host name and port
@@ -63,6 +65,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         address_file=args.address_file,
         model=args.model,
         dtype=_one_of(parser, "--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16")),
+        kernels=KernelChoice(_one_of(parser, "--kernels", args.kernels, ("auto", "compiled", "torch"))),
         scheduler_addresses=tuple(schedulers),
         profile=args.profile or None,
         executor_id=args.executor_id or None,
@@ -111,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
         "--model", type=_model, default="gemma3-270m", help="directory, .gguf file, Hugging Face id, or a built-in name"
     )
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    model.add_argument(
+        "--kernels", default="auto", help="compiled for this processor where it has a compiler: auto, compiled or torch"
+    )
     model.add_argument("--threads", type=_positive, help="threads of torch (default: its own choice)")
     memory = parser.add_argument_group("KV cache")
     memory.add_argument("--num-blocks", type=_positive, help="KV blocks (default: what --kv-cache-memory holds)")

@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 import torch
 
-from executor_service.convert.generate import ModelFacts, parse_generate
+from executor_service.convert.generate import Call, ModelFacts, parse_generate
 from executor_service.engine.books import Status
 from executor_service.engine.loop import Engine
 from executor_service.engine.request import Request
@@ -49,17 +49,20 @@ class Executor:
     def tokenizer(self) -> Tokenizer:
         return self.facts.tokenizer
 
-    def parse(self, message: pb.GenerateRequest, *, time_remaining_s: float | None) -> Request:
-        """Check a request and give it an id. Raises ServiceError. Tokenises: not for the event loop."""
+    def prepare(self, message: pb.GenerateRequest, *, time_remaining_s: float | None) -> tuple[Call, list[Sequence]]:
+        """Check a call, give each of its answers an id, and make what they need. Raises ServiceError.
+
+        Tokenises and compiles: not for the event loop.
+        """
         now_us = time.time_ns() // 1000
         deadline_us = 0 if time_remaining_s is None else now_us + int(time_remaining_s * 1e6)
-        return parse_generate(message, self.facts, request_id=next(self._ids), now_us=now_us, deadline_us=deadline_us)
+        call = parse_generate(message, self.facts, ids=self._ids, now_us=now_us, deadline_us=deadline_us)
+        return call, [self._sequence(request) for request in call.requests]
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError or EngineClosedError."""
+    def _sequence(self, request: Request) -> Sequence:
         detokenizer = IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids.tolist())
         stop_strings = StopMatcher(request.stopping.stop_strings)
-        self.engine.submit(Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings))
+        return Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings)
 
     def place(self, request_id: int) -> Future[Place]:
         """Look, between two passes, who waits and arrived before a request, and whether anyone plans for it."""

@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 
 import grpc
 
-from executor_service.convert.generate import delta, finished, prompt_tokens, started, unknown_token
+from executor_service.convert.answers import Answers, answers_of
+from executor_service.convert.checks import unknown_token
+from executor_service.convert.generate import Call, prompt_tokens, started
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
-from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, Request, TokensEvent
+from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, TokensEvent
 from executor_service.errors import ServiceError, abort, error_of_ending
 from executor_service.executor import Executor, Place
 from executor_service.streams import NameTakenError, Stream, Streams
@@ -55,13 +57,14 @@ class InferenceServicer(InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
             executor = self._serving.ready()
-            accepted, stream = await self._accept(executor, request, context)
+            call, stream = await self._accept(executor, request, context)
         except ServiceError as error:
             await _abort(context, error)
         try:
             sequence = 0
-            yield pb.GenerateResponse(sequence=sequence, started=started(accepted))
-            async for response in _responses(executor, stream, with_text=not request.output.omit_text):
+            yield pb.GenerateResponse(sequence=sequence, started=started(call))
+            with_text = not request.output.omit_text
+            async for response in _responses(executor, stream, answers_of(call), with_text=with_text):
                 sequence += 1
                 response.sequence = sequence
                 yield response
@@ -69,21 +72,24 @@ class InferenceServicer(InferenceServiceServicer):
             await _abort(context, error)
         finally:
             # The client left, its time is over, or all is said; the engine leaves a request alone that has ended.
-            if context.time_remaining() == 0:
-                executor.engine.cancel(accepted.id, EndCause.DEADLINE, "its deadline passed")
-            else:
-                executor.engine.cancel(accepted.id)
+            is_late = context.time_remaining() == 0
+            for request_id in call.ids:
+                if is_late:
+                    executor.engine.cancel(request_id, EndCause.DEADLINE, "its deadline passed")
+                else:
+                    executor.engine.cancel(request_id)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         try:
             executor = self._serving.ready()
-            request_id = self._serving.streams.id_of(request.request_id)
-            if request_id is None:
+            request_ids = self._serving.streams.ids_of(request.request_id)
+            if not request_ids:
                 message = f"no request {request.request_id!r} is in this executor"
                 raise ServiceError(reasons.ERROR_REASON_UNKNOWN_REQUEST_ID, message, field="request_id")
         except ServiceError as error:
             await _abort(context, error)
-        executor.engine.cancel(request_id)
+        for request_id in request_ids:
+            executor.engine.cancel(request_id)
         return pb.CancelResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -100,7 +106,7 @@ class InferenceServicer(InferenceServiceServicer):
             try:
                 text = await asyncio.to_thread(executor.tokenizer.decode, request.token_ids)
             except UnknownTokenError as error:
-                raise unknown_token(error, "token_ids") from error
+                raise unknown_token(error, f"token_ids[{error.position}]") from error
         except ServiceError as error:
             await _abort(context, error)
         return pb.DetokenizeResponse(text=text)
@@ -116,38 +122,37 @@ class InferenceServicer(InferenceServiceServicer):
             architecture=type(loaded.model).__name__,
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=str(loaded.device),
-            num_parameters=loaded.model.num_parameters(),
+            num_parameters=loaded.num_parameters,
             vocab_size=executor.tokenizer.vocab_size,
             max_model_len=executor.facts.limits.max_request_tokens,
             has_chat_template=executor.tokenizer.has_chat_template,
             eos_token_ids=sorted(loaded.eos_token_ids),
         )
 
-    async def _accept(
-        self, executor: Executor, message: pb.GenerateRequest, context: Context
-    ) -> tuple[Request, Stream]:
-        """Check a request and queue it. Raises ServiceError, and then leaves nothing behind."""
+    async def _accept(self, executor: Executor, message: pb.GenerateRequest, context: Context) -> tuple[Call, Stream]:
+        """Check a call and queue its requests. Raises ServiceError, and then leaves nothing behind."""
         self._check_not_draining()
         streams = self._serving.streams
-        request = await asyncio.to_thread(executor.parse, message, time_remaining_s=context.time_remaining())
+        time_remaining_s = context.time_remaining()
+        call, sequences = await asyncio.to_thread(executor.prepare, message, time_remaining_s=time_remaining_s)
         self._check_not_draining()
         try:
-            stream = streams.open(request.id, request.name)
+            stream = streams.open(call.ids, call.name)
         except NameTakenError as error:
             raise ServiceError(
                 reasons.ERROR_REASON_DUPLICATE_REQUEST_ID,
-                f"request {request.name!r} is in this executor already",
+                f"request {call.name!r} is in this executor already",
                 field="request_id",
             ) from error
         try:
-            executor.submit(request)
+            executor.engine.submit(*sequences)
         except QueueFullError as error:
             streams.close(stream)
             raise ServiceError(reasons.ERROR_REASON_QUEUE_FULL, str(error), retry_after=RETRY_AFTER) from error
         except EngineClosedError as error:
             streams.close(stream)
             raise ServiceError(reasons.ERROR_REASON_DRAINING, str(error), retry_after=RETRY_AFTER) from error
-        return request, stream
+        return call, stream
 
     def _check_not_draining(self) -> None:
         if self._serving.draining:
@@ -158,10 +163,12 @@ class InferenceServicer(InferenceServiceServicer):
             )
 
 
-async def _responses(executor: Executor, stream: Stream, *, with_text: bool) -> AsyncIterator[pb.GenerateResponse]:
-    """The events of a request up to its end. Raises ServiceError where it ended without an answer."""
+async def _responses(
+    executor: Executor, stream: Stream, answers: Answers, *, with_text: bool
+) -> AsyncIterator[pb.GenerateResponse]:
+    """The events of a call up to the end of its last answer. Raises ServiceError where one ended without an answer."""
     silent_since, failure_is_told = time.monotonic(), False
-    while True:
+    while not answers.are_complete:
         event = await _next_event(stream)
         match event:
             case None:
@@ -171,15 +178,12 @@ async def _responses(executor: Executor, stream: Stream, *, with_text: bool) -> 
                     silent_since, failure_is_told = time.monotonic(), bool(place.planning_failure)
                     heartbeat = pb.Heartbeat(num_ahead=place.num_ahead, detail=place.planning_failure)
                     yield pb.GenerateResponse(heartbeat=heartbeat)
-            case TokensEvent():
-                silent_since = time.monotonic()
-                message = delta(event)
-                if not with_text:
-                    message.ClearField("text")
-                yield pb.GenerateResponse(delta=message)
-            case FinishedEvent():
-                yield pb.GenerateResponse(finished=finished(event))
-                return
+            case TokensEvent() | FinishedEvent():
+                for response in answers.hear(event):
+                    silent_since = time.monotonic()
+                    if not with_text and response.HasField("delta"):
+                        response.delta.ClearField("text")
+                    yield response
             case EndedEvent(cause=cause, detail=detail):
                 raise error_of_ending(cause, detail)
 
@@ -196,7 +200,7 @@ async def _next_event(stream: Stream) -> Event | None:
 async def _place(executor: Executor, stream: Stream) -> Place:
     """No place where the engine has stopped: then the end of the request is on its way."""
     try:
-        return await asyncio.wrap_future(executor.place(stream.request_id))
+        return await asyncio.wrap_future(executor.place(stream.request_ids[0]))
     except EngineClosedError:
         return Place(num_ahead=0, planning_failure="")
 

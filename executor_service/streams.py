@@ -18,9 +18,9 @@ class NameTakenError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """The events of one request, as they come."""
+    """The events of one call's requests, as they come: one request for each answer."""
 
-    request_id: int
+    request_ids: tuple[int, ...]
     name: str
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
@@ -29,30 +29,37 @@ class Streams:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._by_id: dict[int, Stream] = {}
-        self._ids: dict[str, int] = {}
+        self._ids: dict[str, set[int]] = {}  # of those that have not ended
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def open(self, request_id: int, name: str) -> Stream:
+    def open(self, request_ids: tuple[int, ...], name: str) -> Stream:
         """Raises NameTakenError."""
         if name in self._ids:
             raise NameTakenError(name)
-        stream = Stream(request_id=request_id, name=name)
-        self._ids[name] = request_id
-        self._by_id[request_id] = stream
+        stream = Stream(request_ids=request_ids, name=name)
+        self._ids[name] = set(request_ids)
+        self._by_id.update(dict.fromkeys(request_ids, stream))
         self._empty.clear()
         return stream
 
-    def id_of(self, name: str) -> int | None:
-        return self._ids.get(name)
+    def ids_of(self, name: str) -> tuple[int, ...]:
+        """The requests of this name that have not ended."""
+        return tuple(self._ids.get(name, ()))
 
     def names(self) -> list[tuple[int, str]]:
         """(id, name) of all requests, ascending."""
         return sorted((request_id, stream.name) for request_id, stream in self._by_id.items())
 
     def close(self, stream: Stream) -> None:
-        """Forget a request that has ended, or never reached the engine."""
-        if self._by_id.pop(stream.request_id, None) is not None:
+        """Forget a stream whose requests never reached the engine."""
+        for request_id in stream.request_ids:
+            self._close(stream, request_id)
+
+    def _close(self, stream: Stream, request_id: int) -> None:
+        del self._by_id[request_id]
+        self._ids[stream.name].discard(request_id)
+        if not self._ids[stream.name]:
             del self._ids[stream.name]
         if not self._by_id:
             self._empty.set()
@@ -75,4 +82,4 @@ class Streams:
                 continue
             stream.events.put_nowait(event)
             if not isinstance(event, TokensEvent):
-                self.close(stream)
+                self._close(stream, event.request_id)

@@ -14,7 +14,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from scheduler_service.core.errors import NotOfferedError, PolicyError, SchedulerError, StateError, UnknownProfileError
+from scheduler_service.core.errors import PolicyError, SchedulerError, StateError, UnknownProfileError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -24,7 +24,6 @@ STATUS_CODES: dict[type[SchedulerError], grpc.StatusCode] = {
     StateError: grpc.StatusCode.INVALID_ARGUMENT,
     PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownProfileError: grpc.StatusCode.INVALID_ARGUMENT,
-    NotOfferedError: grpc.StatusCode.UNIMPLEMENTED,
 }
 
 # An error repeats what a caller sent, which may be long; gRPC drops a whole answer whose metadata is over 8 KiB.

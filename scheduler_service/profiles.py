@@ -20,7 +20,7 @@ from typing import Any
 
 from scheduler_service.convert import POLICY_ENUMS
 from scheduler_service.core.errors import SchedulerError, UnknownProfileError
-from scheduler_service.core.policy import Policy, check_offered, check_policy
+from scheduler_service.core.policy import Policy, check_policy
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 DEFAULT_PROFILE = "fifo"
@@ -73,7 +73,6 @@ def _read(path: Path) -> Profile:
     policy = _policy(path, settings)
     try:
         check_policy(policy, "policy")
-        check_offered(policy, "policy")
     except SchedulerError as error:
         raise ProfileError(f"{path}: {error}") from error
     return Profile(name=path.stem, description=description, policy=policy)

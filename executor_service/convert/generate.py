@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
+from executor_service.convert.checks import at_most, in_range, of_vocabulary, out_of_range, unknown_token
+from executor_service.convert.sampling import parse_sampling, sampling_in_force
 from executor_service.engine.limits import ExceedsKVCacheError, ExceedsModelLenError, Limits
-from executor_service.engine.request import FinishedEvent, Request, Sampling, Stopping, TokensEvent
+from executor_service.engine.request import (
+    FinishedEvent,
+    OutputOptions,
+    Request,
+    Stopping,
+    TokenLogprobs,
+    TokensEvent,
+)
 from executor_service.errors import ServiceError
+from executor_service.sampling.constraints import ConstraintCompiler
+from executor_service.sampling.logprobs import MAX_TOP_LOGPROBS
 from executor_service.text.errors import ChatTemplateMissingError, InvalidStopStringError, TextError, UnknownTokenError
 from executor_service.text.stop import StopMatcher
 from executor_service.text.tokenizer import ChatMessage, Tokenizer
 from metronome.inference.v1 import error_reason_pb2 as reasons
 from metronome.inference.v1 import inference_pb2 as pb
 
-N = TypeVar("N", int, float)
-
 MAX_NAME_BYTES = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 64
-MAX_TEMPERATURE = 100.0
-DEFAULT_TEMPERATURE = 1.0
-DEFAULT_TOP_P = 1.0
-
-# In the contract, and not offered yet: a value other than the neutral one is UNIMPLEMENTED.
-_NOT_OFFERED_SAMPLING = {
-    "min_p": (0.0,),
-    "repetition_penalty": (0.0, 1.0),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "n": (0, 1),
-    "best_of": (0, 1),
-}
-_NOT_OFFERED_IF_SET = {
-    "sampling": ("logit_bias", "allowed_token_ids", "banned_token_ids", "json_schema", "regex", "grammar"),
-    "stopping": ("min_tokens",),
-    "output": ("echo", "logprobs", "prompt_logprobs"),
-}
+MAX_ANSWERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +42,52 @@ class ModelFacts:
     limits: Limits
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
+    constraints: ConstraintCompiler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request for each answer that is computed, of which the ``num_given`` most likely are given."""
+
+    requests: tuple[Request, ...]
+    num_given: int
+    tells_logprobs: bool  # else they are computed only to know which answers are the most likely
+
+    @property
+    def name(self) -> str:
+        """What the client calls it."""
+        return self.requests[0].name
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(request.id for request in self.requests)
 
 
 def parse_generate(
+    message: pb.GenerateRequest, facts: ModelFacts, *, ids: Iterator[int], now_us: int, deadline_us: int
+) -> Call:
+    """``ids``: never used before. Raises ServiceError that names the field at fault.
+
+    Tokenises and compiles, so it may take a while.
+    """
+    num_given, num_computed = _num_answers(message.sampling, facts.limits)
+    first = _request(message, facts, request_id=next(ids), now_us=now_us, deadline_us=deadline_us)
+    tells_logprobs = first.output.num_logprobs is not None
+    if num_given < num_computed and not tells_logprobs:
+        first = replace(first, output=replace(first.output, num_logprobs=0))
+    others = (_another_answer(first, index, request_id=next(ids)) for index in range(1, num_computed))
+    return Call(
+        requests=(first, *others),
+        num_given=num_given,
+        tells_logprobs=tells_logprobs,
+    )
+
+
+def _request(
     message: pb.GenerateRequest, facts: ModelFacts, *, request_id: int, now_us: int, deadline_us: int
 ) -> Request:
-    """Raises ServiceError that names the field at fault. Tokenises, so it may take a while."""
-    _check_offered(message)
-    sampling = _sampling(message.sampling)
+    """The request of the first answer."""
+    sampling = parse_sampling(message.sampling, facts.tokenizer, facts.constraints)
     tokens = prompt_tokens(message, facts.tokenizer)
     max_output_tokens = _max_output_tokens(message.stopping, len(tokens), facts.limits)
     return Request(
@@ -66,9 +96,10 @@ def parse_generate(
         prompt_token_ids=np.array(tokens, dtype=np.int32),
         sampling=sampling,
         stopping=_stopping(message.stopping, max_output_tokens, facts),
+        output=_output(message, tokens, facts.tokenizer),
         priority=message.priority,
         tenant=_name(message.tenant, "tenant"),
-        expected_output_tokens=_in_range(message.expected_output_tokens, "expected_output_tokens", low=0),
+        expected_output_tokens=in_range(message.expected_output_tokens, "expected_output_tokens", low=0),
         arrival_time_us=now_us,
         deadline_us=deadline_us,
     )
@@ -102,32 +133,40 @@ def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, token
     except ChatTemplateMissingError as error:
         raise ServiceError(reasons.ERROR_REASON_NO_CHAT_TEMPLATE, str(error)) from error
     except UnknownTokenError as error:
-        raise unknown_token(error, "token_ids.ids" if field == "token_ids" else "") from error
+        raise unknown_token(error, f"token_ids.ids[{error.position}]" if field == "token_ids" else "") from error
     except TextError as error:
         raise ServiceError(reasons.ERROR_REASON_INVALID_TEXT, str(error), field=field) from error
 
 
-def started(request: Request) -> pb.Started:
+def started(call: Call) -> pb.Started:
+    request = call.requests[0]
+    sampling = sampling_in_force(request.sampling)
+    sampling.n, sampling.best_of = call.num_given, len(call.requests)
     return pb.Started(
         request_id=request.name,
         num_prompt_tokens=len(request.prompt_token_ids),
-        sampling=pb.SamplingParameters(
-            temperature=request.sampling.temperature,
-            top_k=request.sampling.top_k,
-            top_p=request.sampling.top_p,
-            seed=request.sampling.seed - (1 << 64 if request.sampling.seed >> 63 else 0),
-        ),
+        sampling=sampling,
         max_tokens=request.stopping.max_output_tokens,
     )
 
 
-def delta(event: TokensEvent) -> pb.Delta:
-    return pb.Delta(text=event.text, token_ids=event.token_ids)
+def delta(event: TokensEvent, index: int) -> pb.Delta:
+    message = pb.Delta(index=index, text=event.text, token_ids=event.token_ids)
+    message.logprobs.extend(_logprobs(told) for told in event.logprobs)
+    if event.prompt_logprobs:
+        message.prompt_logprobs.add()  # the first token stands after nothing
+        message.prompt_logprobs.extend(_logprobs(told) for told in event.prompt_logprobs)
+    return message
 
 
-def finished(event: FinishedEvent) -> pb.Finished:
+def _logprobs(told: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(logprob=told.logprob, top_token_ids=told.top_token_ids, top_logprobs=told.top_logprobs)
+
+
+def finished(event: FinishedEvent, index: int) -> pb.Finished:
     usage = event.usage
     return pb.Finished(
+        index=index,
         finish_reason=pb.FinishReason.Name(event.finish_reason),
         matched_stop=event.matched_stop,
         usage=pb.Usage(
@@ -141,44 +180,25 @@ def finished(event: FinishedEvent) -> pb.Finished:
     )
 
 
-def _check_offered(message: pb.GenerateRequest) -> None:
-    for name in ("n", "best_of", "repetition_penalty"):
-        if message.sampling.HasField(name) and getattr(message.sampling, name) <= 0:
-            raise _out_of_range(f"sampling.{name}", getattr(message.sampling, name), "above 0")
-    for name, neutral in _NOT_OFFERED_SAMPLING.items():
-        if getattr(message.sampling, name) not in neutral:
-            raise _not_offered(f"sampling.{name}")
-    for part, names in _NOT_OFFERED_IF_SET.items():
-        present = {field.name for field, _ in getattr(message, part).ListFields()}
-        for name in names:
-            if name in present:
-                raise _not_offered(f"{part}.{name}")
+def _num_answers(message: pb.SamplingParameters, limits: Limits) -> tuple[int, int]:
+    """How many are given, and of how many. More than could ever be in the executor at once are refused."""
+    most = MAX_ANSWERS if limits.max_num_waiting is None else max(limits.max_num_waiting, limits.max_num_seqs)
+    most = min(most, MAX_ANSWERS)
+    num_given = in_range(message.n if message.HasField("n") else 1, "sampling.n", low=1, high=most)
+    num_computed = message.best_of if message.HasField("best_of") else num_given
+    return num_given, in_range(num_computed, "sampling.best_of", low=num_given, high=most)
 
 
-def _not_offered(field: str) -> ServiceError:
-    return ServiceError(
-        reasons.ERROR_REASON_NOT_OFFERED, f"{field} is part of the contract and not offered yet", field=field
-    )
-
-
-def _sampling(message: pb.SamplingParameters) -> Sampling:
-    temperature = message.temperature if message.HasField("temperature") else DEFAULT_TEMPERATURE
-    top_p = message.top_p if message.HasField("top_p") else DEFAULT_TOP_P
-    if not 0 < top_p <= 1:
-        raise _out_of_range("sampling.top_p", top_p, "above 0 and at most 1")
-    seed = message.seed if message.HasField("seed") else secrets.randbits(63)
-    return Sampling(
-        temperature=_in_range(temperature, "sampling.temperature", low=0, high=MAX_TEMPERATURE),
-        top_k=_in_range(message.top_k, "sampling.top_k", low=0),
-        top_p=top_p,
-        seed=seed % (1 << 64),
-    )
+def _another_answer(first: Request, index: int, *, request_id: int) -> Request:
+    """It differs from the first by its seed, and does not tell the prompt's log-probabilities again."""
+    sampling = replace(first.sampling, seed=(first.sampling.seed + index) % (1 << 64))
+    return replace(first, id=request_id, sampling=sampling, output=replace(first.output, num_prompt_logprobs=None))
 
 
 def _max_output_tokens(message: pb.StoppingCriteria, num_prompt_tokens: int, limits: Limits) -> int:
     requested = message.max_tokens if message.HasField("max_tokens") else None
     if requested is not None:
-        _in_range(requested, "stopping.max_tokens", low=1)
+        in_range(requested, "stopping.max_tokens", low=1)
     try:
         return limits.max_output_tokens(num_prompt_tokens=num_prompt_tokens, requested=requested)
     except ExceedsModelLenError as error:
@@ -190,51 +210,36 @@ def _max_output_tokens(message: pb.StoppingCriteria, num_prompt_tokens: int, lim
 
 
 def _stopping(message: pb.StoppingCriteria, max_output_tokens: int, facts: ModelFacts) -> Stopping:
-    if len(message.stop) > MAX_STOP_STRINGS:
-        raise _out_of_range("stopping.stop", len(message.stop), f"at most {MAX_STOP_STRINGS} strings")
-    if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _out_of_range("stopping.stop_token_ids", len(message.stop_token_ids), f"at most {MAX_STOP_TOKEN_IDS}")
+    at_most(len(message.stop), "stopping.stop", MAX_STOP_STRINGS, "strings")
+    at_most(len(message.stop_token_ids), "stopping.stop_token_ids", MAX_STOP_TOKEN_IDS, "tokens")
+    of_vocabulary(message.stop_token_ids, "stopping.stop_token_ids", facts.tokenizer)
     try:
         StopMatcher(message.stop)
-        facts.tokenizer.validate(message.stop_token_ids)
     except InvalidStopStringError as error:
         raise ServiceError(reasons.ERROR_REASON_OUT_OF_RANGE, str(error), field="stopping.stop") from error
-    except UnknownTokenError as error:
-        raise unknown_token(error, "stopping.stop_token_ids") from error
     end_tokens = frozenset() if message.ignore_eos else facts.eos_token_ids
     return Stopping(
         max_output_tokens=max_output_tokens,
         stop_strings=tuple(message.stop),
         stop_token_ids=end_tokens | frozenset(message.stop_token_ids),
+        min_output_tokens=in_range(message.min_tokens, "stopping.min_tokens", low=0, high=max_output_tokens),
     )
+
+
+def _output(message: pb.GenerateRequest, tokens: list[int], tokenizer: Tokenizer) -> OutputOptions:
+    def number(name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+        if not message.output.HasField(name):
+            return None
+        value: int = getattr(message.output, name)
+        return in_range(value, f"output.{name}", low=0, high=MAX_TOP_LOGPROBS)
+
+    echo = ""
+    if message.output.echo and not message.output.omit_text:
+        echo = message.text or tokenizer.decode(tokens)
+    return OutputOptions(echo=echo, num_logprobs=number("logprobs"), num_prompt_logprobs=number("prompt_logprobs"))
 
 
 def _name(name: str, field: str) -> str:
     if len(name.encode()) > MAX_NAME_BYTES:
-        raise _out_of_range(field, f"{len(name.encode())} bytes", f"at most {MAX_NAME_BYTES} bytes")
+        raise out_of_range(field, f"{len(name.encode())} bytes", f"at most {MAX_NAME_BYTES} bytes")
     return name
-
-
-def _in_range(value: N, field: str, *, low: N, high: N | None = None) -> N:
-    if math.isnan(value) or value < low or (high is not None and value > high):
-        raise _out_of_range(field, value, f"at least {low}" if high is None else f"{low} to {high}")
-    return value
-
-
-def unknown_token(error: UnknownTokenError, field: str) -> ServiceError:
-    """``field``: the list of ids; empty where the ids came from text."""
-    return ServiceError(
-        reasons.ERROR_REASON_UNKNOWN_TOKEN,
-        str(error),
-        field=f"{field}[{error.position}]" if field else "",
-        metadata={"value": str(error.token_id)},
-    )
-
-
-def _out_of_range(field: str, value: object, expected: str) -> ServiceError:
-    return ServiceError(
-        reasons.ERROR_REASON_OUT_OF_RANGE,
-        f"{field} is {value}, it must be {expected}",
-        field=field,
-        metadata={"value": str(value)},
-    )

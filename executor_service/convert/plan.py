@@ -8,6 +8,8 @@ from executor_service.engine.plan import Plan, Rejection
 from metronome.scheduler.v1 import plan_pb2 as pb
 from metronome.scheduler.v1 import scheduler_pb2 as scheduler
 
+MAX_KV_RESIDENCY_CHARGE = 1e6
+
 
 class MalformedPlanError(ValueError):
     """The answer of a scheduler is not one plan for this executor."""
@@ -29,7 +31,15 @@ def plan_from_response(response: scheduler.PlanResponse, *, executor_id: str) ->
         evict_modes=np.asarray(plan.evict.mode, dtype=np.int32),
         reject=_rejections(plan.reject),
         predicted_us=plan.predicted_time_us,
+        kv_residency_charge=_charge(plan.kv_residency_charge),
     )
+
+
+def _charge(kv_residency_charge: float) -> float:
+    # Written so that NaN, which is above and below nothing, is refused too: it would stay in the books for ever.
+    if not 0 <= kv_residency_charge <= MAX_KV_RESIDENCY_CHARGE:
+        raise MalformedPlanError(f"answered with a charge of {kv_residency_charge} tokens for a block held")
+    return kv_residency_charge
 
 
 def _rejections(table: pb.RejectTable) -> tuple[Rejection, ...]:

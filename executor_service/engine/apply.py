@@ -35,6 +35,7 @@ class CheckedPlan:
     evict_by_recompute: Rows
     reject: tuple[Rejection, ...]
     predicted_us: int
+    kv_residency_charge: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
         evict_by_recompute=evict[modes == EvictMode.RECOMPUTE],
         reject=tuple(r for r in plan.reject if r.id not in ended),
         predicted_us=plan.predicted_us,
+        kv_residency_charge=plan.kv_residency_charge,
     )
     if len(checked.evict_by_swap) + len(checked.evict_by_recompute) != len(evict):
         raise PlanRefusedError("evicts without saying where to")
@@ -85,6 +87,8 @@ def apply(checked: CheckedPlan, books: Books) -> Copies:
     into = tuple(books.resume(row) for row in checked.resume)
     books.admit(checked.admit)
     books.grow(checked.rows, checked.num_tokens)
+    if checked.kv_residency_charge is not None:
+        books.tenants.kv_residency_charge = checked.kv_residency_charge
     return Copies(out=out, into=into)
 
 

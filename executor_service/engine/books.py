@@ -21,6 +21,7 @@ from executor_service.engine.sequence import Sequence
 from executor_service.engine.tenants import Tenants
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
 from executor_service.kv.swap_space import SwapSpace
+from executor_service.sampling.logprobs import NO_LOGPROBS
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]
@@ -57,7 +58,12 @@ SAMPLING_COLUMNS: dict[str, type[np.generic]] = {
     "temperature": np.float32,
     "top_k": np.int32,
     "top_p": np.float32,
+    "min_p": np.float32,
     "seed": np.uint64,
+    "adjusts_logits": np.bool_,  # always; see also min_output_tokens
+    "min_output_tokens": np.int32,
+    "num_logprobs": np.int8,  # NO_LOGPROBS: none
+    "num_prompt_logprobs": np.int8,
 }
 
 
@@ -150,7 +156,12 @@ class Books:
             "temperature": request.sampling.temperature,
             "top_k": request.sampling.top_k,
             "top_p": request.sampling.top_p,
+            "min_p": request.sampling.min_p,
             "seed": request.sampling.seed,
+            "adjusts_logits": not request.sampling.adjustments.is_neutral,
+            "min_output_tokens": request.stopping.min_output_tokens,
+            "num_logprobs": _or_none(request.output.num_logprobs),
+            "num_prompt_logprobs": _or_none(request.output.num_prompt_logprobs),
         }
         for name, column in self.columns.items():
             column[row] = values.get(name, 0)
@@ -232,7 +243,17 @@ class Books:
         """Note that a pass computed so many tokens of each row."""
         self.columns["num_computed_tokens"][rows] += num_tokens
         self.columns["last_run_iteration"][rows] = self.iteration
-        self.tenants.serve(self.columns["tenant"][rows], num_tokens)
+        self.tenants.serve(*self.costs_of_pass(rows, num_tokens))
+
+    def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
+        """[num_running] tenant, tokens computed and blocks held alone of each on the device, in a pass over ``rows``.
+
+        No block is shared yet, so each holds all of its blocks alone.
+        """
+        running = self.rows_with(Status.RUNNING)
+        computed = np.zeros(len(self.columns["id"]), dtype=np.int64)
+        computed[rows] = num_tokens
+        return self.columns["tenant"][running], computed[running], self.columns["num_blocks"][running]
 
     # Blocks
 
@@ -272,3 +293,7 @@ class Books:
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
         self._sequences += [None] * capacity
         self._free_rows = list(range(2 * capacity - 1, capacity - 1, -1))
+
+
+def _or_none(num_logprobs: int | None) -> int:
+    return NO_LOGPROBS if num_logprobs is None else num_logprobs

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from executor_service.engine.books import Books, Rows
+from executor_service.engine.batch_builder import PassInputs
+from executor_service.engine.books import Books
+from executor_service.engine.read_logprobs import ReadLogprobs, read_logprobs
 from executor_service.engine.record import Counters, Observer
-from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, FinishReason, TokensEvent
+from executor_service.engine.request import (
+    EndCause,
+    EndedEvent,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    TokenLogprobs,
+    TokensEvent,
+)
 from executor_service.engine.sequence import Output, Sequence
+from executor_service.model.runner import ExecuteResult
+from executor_service.sampling.sampler import NOTHING_ALLOWED
+
+_NO_NUMBERS = "the model gave logits that are no numbers"
 
 
 class Desk:
@@ -32,30 +44,51 @@ class Desk:
         self._books.add(sequence)
         self.counters.num_accepted += 1
 
-    def deliver(self, rows: Rows, token_ids: NDArray[np.int64], non_finite: NDArray[np.bool_]) -> int:
+    def deliver(self, inputs: PassInputs, result: ExecuteResult) -> int:
         """Give each row its new token. Returns how many answers are complete; what they held is free."""
         now_us = self._clock_us()
         num_finished = 0
-        for row, token_id, is_broken in zip(rows.tolist(), token_ids.tolist(), non_finite.tolist(), strict=True):
+        read = read_logprobs(result.logprobs, inputs)
+        broken = self._keep_prompt_logprobs(read)
+        columns = (inputs.sampled_rows, result.next_token_ids, result.non_finite)
+        for place, (row, token_id, is_broken) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            if row in broken:
+                continue
             sequence = self._books.sequence(row)
-            request_id = sequence.request.id
             if is_broken:
-                self.end(request_id, EndCause.INVALID_LOGITS, "the model gave logits that are no numbers")
-                continue
-            try:
-                output = sequence.push(token_id)
-            except Exception as error:  # whatever a tokenizer raises is this request's fault alone
-                self._observer.requests_failed([request_id], error)
-                self.end(request_id, EndCause.FAILED, "its text could not be decoded")
-                continue
-            self._books["num_output_tokens"][row] += 1
-            self.counters.num_output_tokens += 1
-            sequence.first_token_us = sequence.first_token_us or now_us
-            self._events.append(TokensEvent(request_id=request_id, token_ids=(token_id,), text=output.text))
-            if output.finish_reason is not None:
-                self._finish(row, output, output.finish_reason, now_us)
-                num_finished += 1
+                self.end(sequence.request.id, EndCause.INVALID_LOGITS, _NO_NUMBERS)
+            elif token_id == NOTHING_ALLOWED:
+                self.end(sequence.request.id, EndCause.NO_TOKEN_ALLOWED, _why_nothing(sequence))
+            else:
+                num_finished += self._push(row, token_id, read.of_new_tokens.get(place), now_us)
         return num_finished
+
+    def _push(self, row: int, token_id: int, logprobs: TokenLogprobs | None, now_us: int) -> bool:
+        """Add a token to its answer and tell of it. Returns whether the answer is complete."""
+        sequence = self._books.sequence(row)
+        request_id = sequence.request.id
+        try:
+            output = sequence.push(token_id)
+        except Exception as error:  # whatever a tokenizer raises is this request's fault alone
+            self._observer.requests_failed([request_id], error)
+            self.end(request_id, EndCause.FAILED, "its text could not be decoded")
+            return False
+        self._books["num_output_tokens"][row] += 1
+        self.counters.num_output_tokens += 1
+        sequence.first_token_us = sequence.first_token_us or now_us
+        is_first = sequence.num_output_tokens == 1
+        self._events.append(
+            TokensEvent(
+                request_id=request_id,
+                token_ids=(token_id,),
+                text=output.text,
+                logprobs=() if logprobs is None else (logprobs,),
+                prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
+            )
+        )
+        if output.finish_reason is not None:
+            self._finish(row, output, output.finish_reason, now_us)
+        return output.finish_reason is not None
 
     def end(self, request_id: int, cause: EndCause, detail: str) -> None:
         """End a request without an answer, and free what it holds. One that has ended already is left alone."""
@@ -87,6 +120,15 @@ class Desk:
             events, self._events = self._events, []
             self._sink(events)
 
+    def _keep_prompt_logprobs(self, read: ReadLogprobs) -> set[int]:
+        """Keep what the pass told of prompts until the first token is sent. Returns the rows that this has ended."""
+        broken = {row for row, told in read.of_prompts if math.isnan(told.logprob)}
+        for row, told in read.of_prompts:
+            self._books.sequence(row).prompt_logprobs.append(told)
+        for row in broken:
+            self.end(int(self._books["id"][row]), EndCause.INVALID_LOGITS, _NO_NUMBERS)
+        return broken
+
     def _finish(self, row: int, output: Output, reason: FinishReason, now_us: int) -> None:
         num_preemptions = int(self._books["num_preemptions"][row])
         sequence = self._books.end(int(self._books["id"][row]))
@@ -100,3 +142,8 @@ class Desk:
                 usage=sequence.usage(num_preemptions=num_preemptions, now_us=now_us),
             )
         )
+
+
+def _why_nothing(sequence: Sequence) -> str:
+    failure = sequence.adjuster.failure if sequence.adjuster is not None else ""
+    return failure or "its constraint, allowed, banned and least tokens together leave no token to choose"

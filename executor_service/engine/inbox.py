@@ -14,8 +14,9 @@ T = TypeVar("T")
 class QueueFullError(Exception):
     """So many requests wait already that no more are taken. Nothing has been queued."""
 
-    def __init__(self, *, num_waiting: int, max_num_waiting: int) -> None:
-        super().__init__(f"{num_waiting} requests wait, {max_num_waiting} may (max_num_waiting)")
+    def __init__(self, *, num_waiting: int, max_num_waiting: int, num_requests: int) -> None:
+        others = "" if num_requests == 1 else f", and {num_requests} are asked for"
+        super().__init__(f"{num_waiting} requests wait, {max_num_waiting} may (max_num_waiting){others}")
         self.num_waiting = num_waiting
         self.max_num_waiting = max_num_waiting
 
@@ -41,22 +42,23 @@ class Inbox:
     def closed(self) -> bool:
         return self._closed
 
-    def submit(self, accept: Callable[[], None]) -> None:
-        """Queue a request's acceptance. Raises QueueFullError or EngineClosedError.
+    def submit(self, accept: Callable[[], None], *, num_requests: int = 1) -> None:
+        """Queue the acceptance of requests, all or none. Raises QueueFullError or EngineClosedError.
 
-        One request may always come to an executor that has a place free and no queue: with a bound of 0, requests are
+        Requests may always come to an executor that has places free for them and no queue: with a bound of 0, they are
         taken as long as they can run at once.
         """
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the executor has stopped")
             num_waiting = self._num_submitted + self._num_waiting
-            runs_at_once = num_waiting == 0 and self._num_requests < self._max_num_seqs
-            if self._max_num_waiting is not None and num_waiting >= self._max_num_waiting and not runs_at_once:
-                raise QueueFullError(num_waiting=num_waiting, max_num_waiting=self._max_num_waiting)
-            self._num_submitted += 1
+            run_at_once = num_waiting == 0 and self._num_requests + num_requests <= self._max_num_seqs
+            most = self._max_num_waiting
+            if most is not None and num_waiting + num_requests > most and not run_at_once:
+                raise QueueFullError(num_waiting=num_waiting, max_num_waiting=most, num_requests=num_requests)
+            self._num_submitted += num_requests
             # Still under the lock: what is taken comes before the close, so the engine hears of it.
-            self._commands.put(lambda: self._accept(accept))
+            self._commands.put(lambda: self._accept(accept, num_requests))
 
     def put(self, command: Callable[[], None]) -> None:
         """Run a command between two passes; never, if the engine has stopped."""
@@ -108,9 +110,9 @@ class Inbox:
             self._num_waiting = num_waiting
             self._num_requests = num_requests
 
-    def _accept(self, accept: Callable[[], None]) -> None:
+    def _accept(self, accept: Callable[[], None], num_requests: int) -> None:
         accept()
         with self._lock:
-            self._num_submitted -= 1
-            self._num_waiting += 1
-            self._num_requests += 1
+            self._num_submitted -= num_requests
+            self._num_waiting += num_requests
+            self._num_requests += num_requests

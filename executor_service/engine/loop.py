@@ -69,9 +69,9 @@ class Engine:
 
     # For other threads
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a request. Raises QueueFullError or EngineClosedError at once."""
-        self.inbox.submit(lambda: self._accept(sequence))
+    def submit(self, *sequences: Sequence) -> None:
+        """Queue requests, all or none. Raises QueueFullError or EngineClosedError at once."""
+        self.inbox.submit(lambda: self._accept(sequences), num_requests=len(sequences))
 
     def cancel(self, request_id: int, cause: EndCause = EndCause.CANCELLED, detail: str = "it was cancelled") -> None:
         """End a request; one that has ended already is left alone."""
@@ -167,7 +167,7 @@ class Engine:
         num_finished = 0
         if result is not None:
             self._books.advance(inputs.rows, inputs.num_tokens)
-            num_finished = self._desk.deliver(inputs.sampled_rows, result.next_token_ids, result.non_finite)
+            num_finished = self._desk.deliver(inputs, result)
         watch.lap("emit")
         record = record_pass(
             figures,
@@ -236,8 +236,9 @@ class Engine:
 
     # Books
 
-    def _accept(self, sequence: Sequence) -> None:
-        self._desk.accept(sequence)
+    def _accept(self, sequences: tuple[Sequence, ...]) -> None:
+        for sequence in sequences:
+            self._desk.accept(sequence)
         self._planning.forget()
 
     def _note_transitions(self, checked: CheckedPlan) -> None:

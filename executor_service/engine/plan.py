@@ -51,3 +51,4 @@ class Plan:
     evict_modes: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # [m] EvictMode
     reject: tuple[Rejection, ...] = ()
     predicted_us: int = 0
+    kv_residency_charge: float | None = None  # tokens for a block held during the pass; None: as before

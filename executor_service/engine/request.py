@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+from executor_service.sampling.adjustments import Adjustments
 
 
 class FinishReason(IntEnum):
@@ -25,6 +27,7 @@ class EndCause(IntEnum):
     INVALID_LOGITS = 4
     FAILED = 5
     SHUT_DOWN = 6
+    NO_TOKEN_ALLOWED = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +38,29 @@ class Sampling:
     top_k: int  # 0: off
     top_p: float  # 1: off
     seed: int  # 64 bits
+    min_p: float = 0.0  # 0: off
+    adjustments: Adjustments = field(default_factory=Adjustments)  # what is done to the logits first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
+    """What ends an answer. Before its first ``min_output_tokens`` only a complete constraint does."""
+
     max_output_tokens: int
     stop_strings: tuple[str, ...]
     stop_token_ids: frozenset[int]  # the model's end tokens among them, unless they are ignored
+    min_output_tokens: int = 0  # at most max_output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """What is told besides the answer."""
+
+    echo: str = ""  # text to give before the answer's
+    num_logprobs: int | None = (
+        None  # most likely tokens told with each generated one; None: no log-probabilities at all
+    )
+    num_prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,11 +72,21 @@ class Request:
     prompt_token_ids: NDArray[np.int32]  # [num_prompt_tokens >= 1]
     sampling: Sampling
     stopping: Stopping
+    output: OutputOptions
     priority: int
     tenant: str
     expected_output_tokens: int  # 0: unknown
     arrival_time_us: int
     deadline_us: int  # 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """The log-probabilities at one position."""
+
+    logprob: float  # of the token that stands there
+    top_token_ids: tuple[int, ...] = ()  # the most likely ones, best first
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +96,10 @@ class TokensEvent:
     request_id: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of token_ids, where asked for
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # of the prompt but its first token, where asked for: once, at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.request import FinishReason, Request, Usage
+from executor_service.engine.request import FinishReason, Request, TokenLogprobs, Usage
+from executor_service.sampling.adjustments import Adjuster
 
 
 class Detokenizer(Protocol):
@@ -46,9 +47,20 @@ class Output:
 
 
 class Sequence:
-    """The tokens of a request, prompt first, and how its answer is spelled and ended."""
+    """The tokens of a request, prompt first, how its answer is spelled and ended, and what it does to its logits."""
 
-    __slots__ = ("_buffer", "detokenizer", "first_run_us", "first_token_us", "num_tokens", "request", "stop_strings")
+    __slots__ = (
+        "_buffer",
+        "_echo",
+        "adjuster",
+        "detokenizer",
+        "first_run_us",
+        "first_token_us",
+        "num_tokens",
+        "prompt_logprobs",
+        "request",
+        "stop_strings",
+    )
 
     def __init__(self, request: Request, *, detokenizer: Detokenizer, stop_strings: StopStrings) -> None:
         self.request = request
@@ -58,12 +70,20 @@ class Sequence:
         # Doubles when it is full: an answer may have tens of thousands of tokens, and most have a few.
         self._buffer = np.empty(self.num_tokens + 64, dtype=np.int32)
         self._buffer[: self.num_tokens] = request.prompt_token_ids
+        self.adjuster = _adjuster_of(request)
+        # Of the prompt's tokens from the second on, as far as passes have gone. An eviction does not take them back.
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self._echo = request.output.echo
         self.first_run_us = 0
         self.first_token_us = 0
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - len(self.request.prompt_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Tokens [start, stop) of prompt and output together. A view."""
@@ -72,20 +92,26 @@ class Sequence:
     def push(self, token_id: int) -> Output:
         """Append a generated token. The last token of an answer, an end token too, counts as output."""
         self._append(token_id)
+        if self.adjuster is not None:
+            self.adjuster.push(token_id)
+        echo, self._echo = self._echo, ""
         stopping = self.request.stopping
-        if token_id in stopping.stop_token_ids:
-            return self._end("", FinishReason.STOP)
-        result = self.stop_strings.push(self.detokenizer.push((token_id,)))
-        if result.matched is not None:
-            return Output(text=result.text, finish_reason=FinishReason.STOP, matched_stop=result.matched)
+        if token_id in stopping.stop_token_ids and self._may_stop:
+            return self._end(echo, FinishReason.STOP)
+        text, matched = self._watch(self.detokenizer.push((token_id,)))
+        text = echo + text
+        if matched is not None:
+            return Output(text=text, finish_reason=FinishReason.STOP, matched_stop=matched)
+        if self.adjuster is not None and self.adjuster.is_complete:
+            return self._end(text, FinishReason.STOP)
         if self.num_output_tokens >= stopping.max_output_tokens:
-            return self._end(result.text, FinishReason.LENGTH)
-        return Output(text=result.text, finish_reason=None, matched_stop="")
+            return self._end(text, FinishReason.LENGTH)
+        return Output(text=text, finish_reason=None, matched_stop="")
 
     def usage(self, *, num_preemptions: int, now_us: int) -> Usage:
         arrival = self.request.arrival_time_us
         return Usage(
-            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             num_preemptions=num_preemptions,
             queue_time_us=max(0, self.first_run_us - arrival),
@@ -99,10 +125,34 @@ class Sequence:
         self._buffer[self.num_tokens] = token_id
         self.num_tokens += 1
 
+    @property
+    def _may_stop(self) -> bool:
+        """Whether the newest token, or its text, may end the answer."""
+        return self.num_output_tokens > self.request.stopping.min_output_tokens
+
+    def _watch(self, text: str) -> tuple[str, str | None]:
+        """The text that may be sent, and the stop string that has ended it. Text that may not stop is not looked at."""
+        if not self._may_stop:
+            return text, None
+        result = self.stop_strings.push(text)
+        return result.text, result.matched
+
     def _end(self, text: str, reason: FinishReason) -> Output:
         """Give out what is held back, which may complete a stop string."""
-        result = self.stop_strings.push(self.detokenizer.flush())
-        text += result.text
-        if result.matched is not None:
-            return Output(text=text, finish_reason=FinishReason.STOP, matched_stop=result.matched)
-        return Output(text=text + self.stop_strings.flush(), finish_reason=reason, matched_stop="")
+        last, matched = self._watch(self.detokenizer.flush())
+        if matched is not None:
+            return Output(text=text + last, finish_reason=FinishReason.STOP, matched_stop=matched)
+        return Output(text=text + last + self.stop_strings.flush(), finish_reason=reason, matched_stop="")
+
+
+def _adjuster_of(request: Request) -> Adjuster | None:
+    """None where the request leaves its logits as they are."""
+    stopping, adjustments = request.stopping, request.sampling.adjustments
+    if adjustments.is_neutral and not stopping.min_output_tokens:
+        return None
+    return Adjuster(
+        adjustments,
+        prompt_token_ids=request.prompt_token_ids,
+        end_token_ids=np.array(sorted(stopping.stop_token_ids), dtype=np.int64),
+        min_output_tokens=stopping.min_output_tokens,
+    )

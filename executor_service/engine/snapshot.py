@@ -40,7 +40,7 @@ class Snapshot:
     num_free_swap_blocks: int
     latency: Latency | None
     tenants: tuple[str, ...]  # [num_tenants] names; `tenant` is an index into them
-    tenant_service: NDArray[np.float64]  # [num_tenants] tokens computed
+    tenant_service: NDArray[np.float64]  # [num_tenants] in tokens; see tenants.py
     columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS, [num_requests] each
 
     @property
@@ -84,6 +84,6 @@ def project(
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
         tenants=tuple(books.tenants.names),
-        tenant_service=books.tenants.service_after(books["tenant"][rows], num_tokens),
+        tenant_service=books.tenants.service_after(*books.costs_of_pass(rows, num_tokens)),
         columns={name: column[remaining] for name, column in projected.items()},
     )

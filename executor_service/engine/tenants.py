@@ -1,9 +1,13 @@
 """Who is served, and how much of it each has had: the tenants of the requests in the books.
 
 Names come from clients, so there may be any number of them in time: a tenant has an index while it has requests, and an
-index is used again. Its service (tokens computed) is remembered for a while longer, since a policy that shares fairly
-must know a tenant that comes back: it starts where it was, or where the least served of the active ones is, if that is
-more, so that nobody saves up credit by being idle (virtual token counters: Sheng et al., arXiv 2401.00588).
+index is used again. Its service is remembered for a while longer, since a policy that shares fairly must know a tenant
+that comes back: it starts where it was, or where the least served of the active ones is, if that is more, so that
+nobody saves up credit by being idle (virtual token counters: Sheng et al., arXiv 2401.00588).
+
+Service is one figure in tokens: those computed, and for each block held during a pass what the plan of it charges. It
+could not be kept as two figures that a scheduler adds up: which of the active tenants is the least served, where one
+that comes back starts, depends on the charge.
 """
 
 from __future__ import annotations
@@ -23,10 +27,11 @@ class Tenants:
         self._service: list[float] = []
         self._num_requests: list[int] = []  # 0: the index is free for another name
         self._idle: OrderedDict[str, float] = OrderedDict()  # service of those without requests, oldest first
+        self.kv_residency_charge = 0.0  # tokens for a block held during a pass, as the last plan that said so has it
 
     @property
     def service(self) -> NDArray[np.float64]:
-        """[num_indexes] tokens computed for each."""
+        """[num_indexes] service of each, in tokens."""
         return np.array(self._service, dtype=np.float64)
 
     def enter(self, name: str) -> int:
@@ -47,14 +52,28 @@ class Tenants:
                 self._idle.popitem(last=False)
 
     def service_after(
-        self, indexes: NDArray[np.integer[Any]], num_tokens: NDArray[np.integer[Any]]
+        self,
+        indexes: NDArray[np.integer[Any]],
+        num_tokens: NDArray[np.integer[Any]],
+        num_blocks: NDArray[np.integer[Any]],
     ) -> NDArray[np.float64]:
-        """[num_indexes] what ``service`` is once so many tokens of requests of these tenants have been computed."""
-        return self.service + np.bincount(indexes, weights=num_tokens, minlength=len(self.names))
+        """[num_indexes] what ``service`` is after a pass in which requests of these tenants computed so many tokens and
+        held so many blocks. Whole numbers are added up before they meet the charge, so their order does not matter.
+        """
+        cost = np.bincount(indexes, weights=num_tokens, minlength=len(self.names))
+        if self.kv_residency_charge > 0:
+            held = np.bincount(indexes, weights=num_blocks, minlength=len(self.names))
+            cost = cost + self.kv_residency_charge * held
+        return self.service + cost
 
-    def serve(self, indexes: NDArray[np.integer[Any]], num_tokens: NDArray[np.integer[Any]]) -> None:
-        """Count tokens computed for requests of these tenants."""
-        self._service = self.service_after(indexes, num_tokens).tolist()
+    def serve(
+        self,
+        indexes: NDArray[np.integer[Any]],
+        num_tokens: NDArray[np.integer[Any]],
+        num_blocks: NDArray[np.integer[Any]],
+    ) -> None:
+        """Count a pass: tokens computed for requests of these tenants, and blocks that they held."""
+        self._service = self.service_after(indexes, num_tokens, num_blocks).tolist()
 
     def _take_index(self, name: str) -> int:
         active = [service for service, count in zip(self._service, self._num_requests, strict=True) if count]

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.kernels.cpu import CpuKernels
+
 KEY_AND_VALUE = 2
 
 
@@ -74,13 +76,28 @@ class KVCache:
         self._swap_pool = torch.zeros(
             _pool_shape(spec, num_swap_blocks), dtype=spec.dtype, pin_memory=self.device.type == "cuda"
         )
+        self._layers = tuple((pool[0], pool[1]) for pool in self._pool)
         self._scratch = torch.empty(0, dtype=spec.dtype, device=self.device)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    def layer_blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [num_blocks, block_size, H, D] of one layer, the pool itself."""
+        return self._layers[layer]
+
+    def write(
+        self,
+        layer: int,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        kernels: CpuKernels | None = None,
+    ) -> None:
         """Store keys and values [T, H, D] of one layer in slots [T] int64, slot = block * block_size + offset."""
-        key_slots, value_slots = self._pool[layer].flatten(1, 2)  # [num_blocks * block_size, H, D] each
-        key_slots.index_copy_(0, slot_mapping, keys)
-        value_slots.index_copy_(0, slot_mapping, values)
+        key_slots, value_slots = (blocks.flatten(0, 1) for blocks in self._layers[layer])
+        if kernels is not None:
+            kernels.write_slots(key_slots, value_slots, keys, values, slot_mapping)
+        else:
+            key_slots.index_copy_(0, slot_mapping, keys)
+            value_slots.index_copy_(0, slot_mapping, values)
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero blocks [B] int64 in all layers, to be done before the first token of a block is written.
@@ -101,8 +118,8 @@ class KVCache:
         if self._scratch.numel() < prod(shape):
             self._scratch = torch.empty(prod(shape), dtype=spec.dtype, device=self.device)
         keys, values = self._scratch[: prod(shape)].view(shape)
-        torch.index_select(self._pool[layer, 0], 0, blocks, out=keys)
-        torch.index_select(self._pool[layer, 1], 0, blocks, out=values)
+        torch.index_select(self._layers[layer][0], 0, blocks, out=keys)
+        torch.index_select(self._layers[layer][1], 0, blocks, out=values)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def copy_out(self, device_blocks: NDArray[np.integer[Any]], swap_blocks: NDArray[np.integer[Any]]) -> None:

@@ -3,6 +3,9 @@
 The module code of a model calls `paged_attention_forward` in every layer, in place of its own attention; the batch and
 the cache travel as the keyword argument `paged_context` of the model's forward. The keys and values of the pass are
 written to the cache first and then read from it with all that came before, so a chunk sees itself.
+
+Decodes go to the compiled kernel where there is one, which reads pages in place. Chunks are matrix products over
+gathered pages, which no kernel of ours would beat. What neither serves goes to the reference.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from typing import Any
 
 import torch
 
+from executor_service.kernels.cpu import CpuKernels
 from executor_service.kv.cache import KVCache
-from executor_service.model.attention_paged import paged_attention
+from executor_service.model.attention_paged import attend_decode_groups, attend_prefill_chunks
 from executor_service.model.attention_reference import reference_attention
 from executor_service.model.device_batch import DeviceBatch
 
@@ -26,6 +30,7 @@ class PagedContext:
 
     kv_cache: KVCache
     batch: DeviceBatch
+    kernels: CpuKernels | None
 
 
 def register_paged_attention() -> None:
@@ -54,16 +59,39 @@ def paged_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, K, T, D]. Returns [1, T, H, D] and no weights."""
     layer: int = module.layer_idx  # type: ignore[assignment]  # nn.Module types every attribute as Tensor or Module
-    kv_cache, batch = paged_context.kv_cache, paged_context.batch
+    kv_cache, batch, kernels = paged_context.kv_cache, paged_context.batch, paged_context.kernels
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [T, heads, D]
-    kv_cache.write(layer, keys, values, batch.slot_mapping)
-    if softcap is None and s_aux is None:
-        attended = paged_attention(queries, kv_cache, batch.plan(sliding_window), layer=layer, scaling=scaling)
-    else:
-        attended = reference_attention(
+    attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    kv_cache.write(layer, keys, values, batch.slot_mapping, kernels)
+    is_plain = softcap is None and s_aux is None
+    num_decodes = batch.host.num_decodes
+    if kernels is not None and num_decodes:
+        kernels.attend_decodes(
             queries,
+            attended,
+            *kv_cache.layer_blocks(layer),
+            batch.host.block_tables,
+            batch.host.context_lens[:num_decodes],
+            scaling=scaling,
+            window=sliding_window,
+            softcap=softcap,
+            sinks=None if s_aux is None else s_aux.float(),
+        )
+    elif is_plain:
+        attend_decode_groups(
+            queries, attended, kv_cache, batch.decode_groups(sliding_window), layer=layer, scaling=scaling
+        )
+    if is_plain:
+        attend_prefill_chunks(
+            queries, attended, kv_cache, batch.prefill_chunks(sliding_window), layer=layer, scaling=scaling
+        )
+    else:
+        reference_attention(
+            queries,
+            attended,
             kv_cache,
             batch.host,
+            first_request=0 if kernels is None else num_decodes,
             layer=layer,
             scaling=scaling,
             window=sliding_window,

@@ -1,4 +1,4 @@
-"""Paged attention by matrix products over gathered blocks: the path of the CPU, correct on any device.
+"""Paged attention by matrix products over gathered blocks, correct on any device.
 
 The query heads that share a KV head are queries of that head, so grouped queries need no copy of keys. Measured on a
 CPU with one KV head of 256 against `scaled_dot_product_attention` after the same gather: prefill of 512 tokens takes
@@ -14,19 +14,36 @@ from __future__ import annotations
 import torch
 
 from executor_service.kv.cache import KVCache
-from executor_service.model.device_batch import DecodeGroup, QueryBlock, WindowPlan
+from executor_service.model.device_batch import DecodeGroup, PrefillChunk, QueryBlock
 
 
-def paged_attention(
-    query: torch.Tensor, kv_cache: KVCache, plan: WindowPlan, *, layer: int, scaling: float
-) -> torch.Tensor:
-    """Attend from query [T, H, D] to what the cache holds for each request. Returns [T, H, D]."""
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for group in plan.decode_groups:
+def attend_decode_groups(
+    query: torch.Tensor,
+    output: torch.Tensor,
+    kv_cache: KVCache,
+    groups: tuple[DecodeGroup, ...],
+    *,
+    layer: int,
+    scaling: float,
+) -> None:
+    """Attend from the decodes of query [T, H, D] to what the cache holds for each, into output [T, H, D]."""
+    for group in groups:
         keys, values = kv_cache.gather(layer, group.blocks)
         queries = query.index_select(0, group.rows)
         output.index_copy_(0, group.rows, _attend_decodes(queries, keys, values, group, scaling))
-    for chunk in plan.prefill_chunks:
+
+
+def attend_prefill_chunks(
+    query: torch.Tensor,
+    output: torch.Tensor,
+    kv_cache: KVCache,
+    chunks: tuple[PrefillChunk, ...],
+    *,
+    layer: int,
+    scaling: float,
+) -> None:
+    """The same for prefill chunks."""
+    for chunk in chunks:
         keys, values = kv_cache.gather(layer, chunk.blocks)
         for block in chunk.query_blocks:
             output[block.start : block.stop] = _attend_block(
@@ -36,7 +53,6 @@ def paged_attention(
                 block,
                 scaling,
             )
-    return output
 
 
 def _attend_decodes(

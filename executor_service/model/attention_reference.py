@@ -17,24 +17,26 @@ from executor_service.model.batch import RaggedBatch
 
 def reference_attention(
     query: torch.Tensor,
+    output: torch.Tensor,
     kv_cache: KVCache,
     batch: RaggedBatch,
     *,
+    first_request: int = 0,
     layer: int,
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attend from query [T, H, D] to what the cache holds for each request. Returns [T, H, D].
+) -> None:
+    """Attend from query [T, H, D] to what the cache holds for each request but the first ones, into output [T, H, D].
 
     `softcap` bounds a score s to softcap * tanh(s / softcap) (Gemma 2); `sinks` [H] are scores that take part in the
     softmax and carry no value (gpt-oss).
     """
     block_size = kv_cache.spec.block_size
-    output = torch.empty_like(query)
     starts = batch.query_starts()
-    for request, context_len in enumerate(batch.context_lens.tolist()):
+    for request in range(first_request, batch.num_requests):
+        context_len = int(batch.context_lens[request])
         start, stop = int(starts[request]), int(starts[request + 1])
         blocks = torch.from_numpy(batch.block_tables[request, : -(-context_len // block_size)].astype("int64"))
         keys, values = kv_cache.gather(layer, blocks.to(query.device))
@@ -48,7 +50,6 @@ def reference_attention(
             softcap,
             sinks,
         ).to(query.dtype)
-    return output
 
 
 def _visible(positions: torch.Tensor, context_len: int, window: int | None) -> torch.Tensor:

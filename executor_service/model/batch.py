@@ -8,7 +8,8 @@ Decodes come first. Request r stores context_lens[r] tokens after the pass, its 
 positions [context_lens[r] - query_lens[r], context_lens[r]). Position p of request r lives in block
 block_tables[r, p // block_size] at offset p % block_size.
 
-Legend: T tokens, R requests, S rows whose logits are needed.
+Legend: T tokens, R requests, S rows whose logits are needed: one for each new token, then those of prompts whose
+log-probabilities are asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ragged batch on the device: all that attention needs, computed once a pass and not once a layer.
 
-Layers differ only in their sliding window, so there is one `WindowPlan` for each distinct window, made when the first
-layer asks for it:
+Layers differ only in their sliding window, so there is one plan for each distinct window, made when the first layer
+asks for it:
 
 - decodes, sorted by the KV they read and cut into groups: a group is one gather and one attention call. Sorting keeps
   the padding of a group small, and its size keeps what was gathered in the cache of a CPU until it is read again.
@@ -66,14 +66,6 @@ class PrefillChunk:
     query_blocks: tuple[QueryBlock, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPlan:
-    """How to attend in layers of one sliding window."""
-
-    decode_groups: tuple[DecodeGroup, ...]
-    prefill_chunks: tuple[PrefillChunk, ...]
-
-
 class DeviceBatch:
     """Tensors of one pass."""
 
@@ -87,21 +79,25 @@ class DeviceBatch:
         self._spec = spec
         self._device = device
         self._longest_context = int(batch.context_lens.max())
-        self._plans: dict[int | None, WindowPlan] = {}
+        self._decode_groups: dict[int | None, tuple[DecodeGroup, ...]] = {}
+        self._prefill_chunks: dict[int | None, tuple[PrefillChunk, ...]] = {}
 
-    def plan(self, window: int | None) -> WindowPlan:
-        """The plan for layers of this sliding window (None: full attention)."""
-        reach = None if window is None or window >= self._longest_context else window
-        if reach not in self._plans:
-            self._plans[reach] = _plan_window(self.host, reach, self._spec, self._device)
-        return self._plans[reach]
+    def decode_groups(self, window: int | None) -> tuple[DecodeGroup, ...]:
+        """The decodes, for layers of this sliding window (None: full attention)."""
+        reach = self._reach(window)
+        if reach not in self._decode_groups:
+            self._decode_groups[reach] = tuple(_decode_groups(self.host, reach, self._spec, self._device))
+        return self._decode_groups[reach]
 
+    def prefill_chunks(self, window: int | None) -> tuple[PrefillChunk, ...]:
+        """The prefill chunks, likewise."""
+        reach = self._reach(window)
+        if reach not in self._prefill_chunks:
+            self._prefill_chunks[reach] = tuple(_prefill_chunks(self.host, reach, self._spec, self._device))
+        return self._prefill_chunks[reach]
 
-def _plan_window(batch: RaggedBatch, window: int | None, spec: KVCacheSpec, device: torch.device) -> WindowPlan:
-    return WindowPlan(
-        decode_groups=tuple(_decode_groups(batch, window, spec, device)),
-        prefill_chunks=tuple(_prefill_chunks(batch, window, spec, device)),
-    )
+    def _reach(self, window: int | None) -> int | None:
+        return None if window is None or window >= self._longest_context else window
 
 
 def _decode_groups(

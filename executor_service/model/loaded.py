@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from executor_service.kernels.cpu import CpuKernels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
@@ -21,3 +23,5 @@ class LoadedModel:
     max_model_len: int  # tokens, prompt and output together
     eos_token_ids: frozenset[int]  # any of them ends a text; empty if the model has none
     bos_token_id: int | None
+    num_parameters: int  # of the model as published; fused modules hold them in other forms
+    kernels: CpuKernels | None  # None: torch's operations alone

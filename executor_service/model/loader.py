@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 
+from executor_service.kernels.build import KernelBuildError
+from executor_service.kernels.choice import KernelChoice
+from executor_service.kernels.cpu import CpuKernels
+from executor_service.kernels.load import load_kernels
 from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
 from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError, as_model_source_error
+from executor_service.model.fuse import fuse
 from executor_service.model.gguf import default_cache_dir
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.sources import resolve_source
@@ -30,6 +35,7 @@ def load_model(
     progress: Callable[[str], None],
     cache_dir: Path | None = None,
     check: Callable[[Any, torch.dtype], object] | None = None,
+    kernels: KernelChoice = KernelChoice.AUTO,
 ) -> LoadedModel:
     """Load a model of `sources.py` in a dtype of `dtypes.py`. `progress` gets one line for each step that takes time.
 
@@ -39,14 +45,19 @@ def load_model(
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(dtype, device)
-    resolved = resolve_source(source, cache_dir=cache_dir or default_cache_dir(), progress=progress)
+    cache_dir = cache_dir or default_cache_dir()
+    resolved = resolve_source(source, cache_dir=cache_dir, progress=progress)
     with as_model_source_error(f"cannot load {resolved.name}"):
         config = _load_config(resolved.name, resolved.directory)
     if check is not None:
         check(config, torch_dtype)
+    try:
+        chosen = load_kernels(kernels, dtype=torch_dtype, device=device, cache_dir=cache_dir, progress=progress)
+    except KernelBuildError as error:
+        raise ModelSourceError(f"cannot run {resolved.name} with compiled kernels: {error}") from error
     progress(f"loading {resolved.name} as {str(torch_dtype).removeprefix('torch.')} on {device}")
     with as_model_source_error(f"cannot load {resolved.name}"):
-        return _load_directory(resolved.name, resolved.directory, config, torch_dtype, device)
+        return _load_directory(resolved.name, resolved.directory, config, torch_dtype, device, chosen)
 
 
 def _load_config(name: str, directory: Path) -> Any:
@@ -57,11 +68,16 @@ def _load_config(name: str, directory: Path) -> Any:
     return config
 
 
-def _load_directory(name: str, directory: Path, config: Any, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def _load_directory(
+    name: str, directory: Path, config: Any, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None
+) -> LoadedModel:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     model = _load_weights(name, directory, config, dtype)
+    num_parameters = model.num_parameters()
+    if kernels is not None:
+        fuse(model, kernels)
     text_config = config.get_text_config(decoder=True)
     return LoadedModel(
         name=name,
@@ -70,6 +86,8 @@ def _load_directory(name: str, directory: Path, config: Any, dtype: torch.dtype,
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
+        num_parameters=num_parameters,
+        kernels=kernels,
         max_model_len=text_config.max_position_embeddings,
         eos_token_ids=_token_ids(
             model.generation_config.eos_token_id, text_config.eos_token_id, tokenizer.eos_token_id

@@ -13,15 +13,17 @@ from executor_service.model.attention import PagedContext
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.device_batch import DeviceBatch
 from executor_service.model.loaded import LoadedModel
+from executor_service.sampling.logprobs import Logprobs, logprobs_of
 from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecuteResult:
-    """One entry for each of the batch's `logits_rows`."""
+    """One entry for each row of the sampling batch, which are the first of the batch's `logits_rows`."""
 
-    next_token_ids: NDArray[np.int64]  # [S]; NOT_SAMPLED where the row is not finite
+    next_token_ids: NDArray[np.int64]  # [S]; NOT_SAMPLED or NOTHING_ALLOWED where there is none
     non_finite: NDArray[np.bool_]  # [S] whether the row had a NaN or an infinity, so that nothing could be sampled
+    logprobs: Logprobs | None = None  # of those of the [S + P] `logits_rows` that ask for them; None: nobody does
 
 
 class ModelRunner:
@@ -31,19 +33,31 @@ class ModelRunner:
         self._model = loaded.model
         self._device = loaded.device
         self._kv_cache = kv_cache
+        self._kernels = loaded.kernels
 
     @torch.inference_mode()
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
-        """Run all tokens of the batch (at least one) and sample its `logits_rows`, which may be none."""
-        assert len(sampling) == len(batch.logits_rows), "one sampling row for each logits row"
+        """Run all tokens of the batch (at least one) and sample the first of its `logits_rows`, which may be none.
+
+        The rest are those that tell the log-probabilities of prompts.
+        """
+        assert len(sampling) + len(sampling.prompt_token_ids) == len(batch.logits_rows), "a use for each logits row"
         device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
-        self._kv_cache.clear(device_batch.entered_blocks)
+        if self._kernels is None:
+            self._kv_cache.clear(device_batch.entered_blocks)
         logits = self._model(
             input_ids=device_batch.input_ids,
             position_ids=device_batch.position_ids,
             use_cache=False,
             logits_to_keep=device_batch.logits_rows,
-            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch),
-        ).logits[0]  # [S, V]
-        next_token_ids = sample(logits, sampling).cpu().numpy()  # the one copy to the host
-        return ExecuteResult(next_token_ids=next_token_ids, non_finite=next_token_ids == NOT_SAMPLED)
+            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels),
+        ).logits[0]  # [S + P, V]
+        tokens = sample(logits, sampling)
+        logprobs = self._logprobs(logits, tokens, sampling)
+        next_token_ids = tokens.cpu().numpy()  # the one copy to the host, where nobody asks for log-probabilities
+        return ExecuteResult(next_token_ids=next_token_ids, non_finite=next_token_ids == NOT_SAMPLED, logprobs=logprobs)
+
+    def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingBatch) -> Logprobs | None:
+        wanted = np.concatenate([sampling.num_logprobs, sampling.num_prompt_logprobs])
+        prompt_token_ids = torch.from_numpy(sampling.prompt_token_ids).to(self._device)
+        return logprobs_of(logits, torch.cat([tokens, prompt_token_ids]), wanted)

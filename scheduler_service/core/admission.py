@@ -16,6 +16,7 @@ from scheduler_service.core.fairness import first_in_turn
 from scheduler_service.core.ordering import first_in_queue
 from scheduler_service.core.passing import LOOK_AHEAD, pass_by
 from scheduler_service.core.policy import HeadOfLine, Ordering, Policy, Preemption
+from scheduler_service.core.shared_prefix import Held
 from scheduler_service.core.state import (
     BoolArray,
     ExecutorState,
@@ -51,7 +52,7 @@ def queued_rows(ranked: Requests, rejected: IntArray) -> IntArray:
 def head_of_queue(ranked: Requests, queued: IntArray, count: int, executor: ExecutorState, policy: Policy) -> Requests:
     """The `count` first of the queue, in order."""
     if policy.ordering is Ordering.FAIR:
-        return ranked.take(first_in_turn(executor, ranked, queued, count))
+        return ranked.take(first_in_turn(executor, ranked, queued, count, policy))
     return ranked.take(first_in_queue(ranked, queued, count))
 
 
@@ -92,12 +93,18 @@ def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
     """Why each entered."""
     requests = entering.requests
     reasons = np.where(requests.num_preemptions > 0, int(Reason.READMITTED), int(Reason.ADMITTED))
-    if policy.head_of_line is HeadOfLine.BACKFILL:
-        reasons[entering.passed] = int(Reason.BACKFILLED)
+    if policy.head_of_line is not HeadOfLine.STRICT:
+        backfills = policy.head_of_line is HeadOfLine.BACKFILL
+        reasons[entering.passed] = int(Reason.BACKFILLED if backfills else Reason.SKIPPED_AHEAD)
     return np.where(requests.having(RequestStatus.SWAPPED), int(Reason.RESUMED), reasons)
 
 
-def shortfall(ranked: Requests, entering: Entering, rejected: IntArray) -> Shortfall | None:
-    """What keeps the first out that stays behind."""
+def shortfall(ranked: Requests, entering: Entering, held: Held, rejected: IntArray) -> Shortfall | None:
+    """What keeps the first out that stays behind; who is held for a prefix comes after all others."""
     short = entering.shortfall
-    return None if short is None or short.id in ranked.id[rejected] else short
+    if short is not None and short.id not in ranked.id[rejected]:
+        return short
+    if len(held.rows) == 0:
+        return None
+    first = first_in_queue(ranked, held.rows[~np.isin(held.rows, rejected)], 1)
+    return Shortfall(id=int(ranked.id[first[0]]), reason=Reason.WAITING_FOR_SHARED_PREFIX) if len(first) > 0 else None

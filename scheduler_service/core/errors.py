@@ -4,8 +4,6 @@
     ├── StateError              the state, or a plan to verify, is malformed
     ├── PolicyError             the policy is malformed
     │   └── PolicyConflictError its settings exclude each other
-    ├── NotOfferedError         part of the contract that is not built yet
-    │   └── UnsupportedPolicyError
     └── UnknownProfileError     no profile has that name
 
 Each names the field at fault by its path in the contract, and carries the figures of `ErrorReason` as metadata.
@@ -18,7 +16,7 @@ from enum import Enum, auto
 
 
 class ErrorReason(Enum):
-    """The reasons of error_reason.proto, by the same names."""
+    """The reasons of error_reason.proto that this service has cause to give, by the same names."""
 
     MISSING_FIELD = auto()
     COLUMN_LENGTH = auto()
@@ -28,7 +26,6 @@ class ErrorReason(Enum):
     UNKNOWN_VALUE = auto()
     UNKNOWN_PROFILE = auto()
     POLICY_CONFLICT = auto()
-    NOT_OFFERED = auto()
 
 
 class SchedulerError(Exception):
@@ -57,17 +54,6 @@ class PolicyConflictError(PolicyError):
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(field, ErrorReason.POLICY_CONFLICT, description)
-
-
-class NotOfferedError(SchedulerError):
-    """Part of the contract that this service does not offer yet."""
-
-    def __init__(self, field: str, value: str) -> None:
-        super().__init__(field, ErrorReason.NOT_OFFERED, f"{value} is not offered yet", {"value": value})
-
-
-class UnsupportedPolicyError(NotOfferedError):
-    """A setting of the policy that is not offered yet."""
 
 
 class UnknownProfileError(SchedulerError):

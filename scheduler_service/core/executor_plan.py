@@ -32,6 +32,7 @@ class Reason(IntEnum):
     READMITTED = 11
     BACKFILLED = 12
     RESUMED = 13
+    SKIPPED_AHEAD = 14
     EVICTED_OUT_OF_BLOCKS = 20
     EVICTED_FOR_PRIORITY = 21
     WAITING_FOR_BLOCKS = 30
@@ -131,7 +132,10 @@ class Explanations:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorPlan:
-    """The decision for one pass of one executor. `digest`: signed, as `digest.py` computes it; 0: none given."""
+    """The decision for one pass of one executor. `digest`: signed, as `digest.py` computes it; 0: none given.
+
+    `kv_residency_charge`: what the executor charges tenants for a block held during the pass, in tokens.
+    """
 
     executor_id: str
     iteration: int
@@ -145,3 +149,4 @@ class ExecutorPlan:
     shortfall: Shortfall | None = None
     explanations: Explanations | None = None
     digest: int = 0
+    kv_residency_charge: float = 0.0

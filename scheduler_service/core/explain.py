@@ -2,8 +2,9 @@
 
 Who is in a list of the plan has the reason given there. Of the others, those that load wait for their KV; those that
 run wait for a block, for the token budget or for the other phase; the head of the queue waits for what the shortfall
-says, and the rest of the queue behind it. When blocks ran out, or the executor drains, that is the reason of all whom
-it keeps out.
+says, those that are held for a prefix for the one that computes it, and the rest of the queue behind the head. When
+blocks ran out that is the reason of all whom it keeps out. Those that are admitted past others have the reason for
+that, and how many they pass (under FAIR: of their tenant, since tenants take turns).
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_service.core.composition import ONE_PHASE
+from scheduler_service.core.composition import ONE_PHASE, share_tokens
 from scheduler_service.core.executor_plan import ExecutorPlan, Explanations, Reason, Shortfall
 from scheduler_service.core.memory import new_blocks
-from scheduler_service.core.policy import Policy
+from scheduler_service.core.ordering import first_in_queue, in_order
+from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
+from scheduler_service.core.rank import ranked
+from scheduler_service.core.shared_prefix import Held, held_back
 from scheduler_service.core.state import (
     BoolArray,
     ClusterState,
@@ -37,7 +41,7 @@ def explain(cluster: ClusterState, plans: tuple[ExecutorPlan, ...], policy: Poli
 
 def explain_executor(executor: ExecutorState, plan: ExecutorPlan, policy: Policy) -> Explanations:
     """One row for every request, ascending by id."""
-    requests = executor.requests.take(np.argsort(executor.requests.id))
+    requests = ranked(executor, policy).take(np.argsort(executor.requests.id))
     explanations = _nothing_known(requests)
     running = requests.having(RequestStatus.RUNNING)
     loading = requests.having(RequestStatus.LOADING)
@@ -47,7 +51,12 @@ def explain_executor(executor: ExecutorState, plan: ExecutorPlan, policy: Policy
         _set(explanations, rows_where(running & (requests.in_decode != decodes)), Reason.WAITING_FOR_PHASE)
     explanations.reason[loading] = Reason.WAITING_FOR_KV
     _explain_queue(explanations, ~(running | loading), plan.shortfall)
+    queued = rows_where(~(running | loading) & ~np.isin(requests.id, _turned_away_at_once(plan)))
+    held = _held(requests, queued, running, plan, executor, policy)
+    _set(explanations, held.rows, Reason.WAITING_FOR_SHARED_PREFIX, behind_id=held.behind_id)
     _explain_lists(explanations, plan)
+    if policy.head_of_line is not HeadOfLine.STRICT:
+        _explain_passing(explanations, requests, held.others, plan, policy)
     return explanations
 
 
@@ -75,6 +84,48 @@ def _explain_queue(explanations: Explanations, queued: BoolArray, shortfall: Sho
     _set(explanations, head, shortfall.reason, needed=shortfall.needed, available=shortfall.available)
 
 
+def _turned_away_at_once(plan: ExecutorPlan) -> IntArray:
+    """Ids of those that are rejected before the queue has its turn; the others are for its length."""
+    for_the_queue = (int(Reason.REJECTED_QUEUE_FULL), int(Reason.REJECTED_TENANT_QUEUE_FULL))
+    return plan.reject.id[~np.isin(plan.reject.reason, for_the_queue)]
+
+
+def _held(
+    requests: Requests,
+    queued: IntArray,
+    running: BoolArray,
+    plan: ExecutorPlan,
+    executor: ExecutorState,
+    policy: Policy,
+) -> Held:
+    """Who was held for whom."""
+    on_device = requests.take(in_order(requests, rows_where(running)))
+    runs = np.isin(on_device.id, plan.scheduled.id).astype(np.int64)
+    if len(plan.admit.id) + len(plan.resume.id) > 0:
+        # Some that run may have paused for those that enter, or left for them, after these had been held for them.
+        runs = share_tokens(on_device, executor, policy)
+    return held_back(requests, queued, on_device, runs, policy)
+
+
+def _explain_passing(
+    explanations: Explanations, requests: Requests, queued: IntArray, plan: ExecutorPlan, policy: Policy
+) -> None:
+    passes = np.isin(plan.admit.reason, (int(Reason.SKIPPED_AHEAD), int(Reason.BACKFILLED)))
+    if not passes.any():
+        return
+    queued = first_in_queue(requests, queued, len(queued))
+    if policy.ordering is Ordering.FAIR:
+        queued = queued[np.argsort(requests.tenant[queued], kind="stable")]
+    stays_out = np.isin(requests.id[queued], np.concatenate((plan.admit.id, plan.resume.id)), invert=True)
+    num_passed = np.zeros(len(requests), dtype=np.int64)
+    num_passed[queued] = stays_out.cumsum()
+    if policy.ordering is Ordering.FAIR:
+        tenant = requests.tenant[queued]
+        num_passed[queued] -= (stays_out.cumsum() - stays_out)[np.searchsorted(tenant, tenant)]
+    rows = np.searchsorted(requests.id, plan.admit.id[passes])
+    _set(explanations, rows, plan.admit.reason[passes], needed=num_passed[rows])
+
+
 def _explain_lists(explanations: Explanations, plan: ExecutorPlan) -> None:
     for table in (plan.scheduled, plan.evict):
         _set(explanations, np.searchsorted(explanations.id, table.id), table.reason)
@@ -90,7 +141,7 @@ def _set(
     *,
     needed: IntArray | int = 0,
     available: IntArray | int = 0,
-    behind_id: int = 0,
+    behind_id: IntArray | int = 0,
 ) -> None:
     explanations.reason[rows] = reason
     explanations.needed[rows] = needed

@@ -29,6 +29,7 @@ class Invariant(IntEnum):
     DETERMINISM = 8
     EVICTION_ALLOWED = 9
     DECODE_DELAY = 10
+    SHARED_PREFIX = 11
 
 
 Findings = Iterator[tuple[Invariant, tuple[int, ...], str]]
@@ -57,6 +58,7 @@ class RequestFacts:
     num_preemptions: int
     last_run: int
     times_overtaken: int
+    next_block_hash: int
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -140,6 +142,13 @@ class Facts:
         on_device = self.of(RequestStatus.RUNNING, RequestStatus.LOADING)
         return [request for request in on_device if request.id not in self.evicted]
 
+    def blocks_held(self, request: RequestFacts) -> int:
+        """Free blocks held for one on the device or that enters: by the policy, or for its drafts in this pass."""
+        held = request.blocks_held(self.limits, self.policy)
+        if request.id in self.entering:
+            return held
+        return max(held, request.new_blocks(self.scheduled.get(request.id, 0), self.limits.block_size))
+
     def blocks_needed(self) -> int:
         block_size = self.limits.block_size
         return sum(self.requests[i].new_blocks(n, block_size) for i, n in self.scheduled.items())
@@ -183,6 +192,7 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
             num_preemptions=int(table.num_preemptions[row]),
             last_run=int(table.last_run_iteration[row]),
             times_overtaken=int(table.times_overtaken[row]),
+            next_block_hash=int(table.next_block_hash[row]),
         )
         requests[request.id] = request
     return requests

@@ -1,16 +1,25 @@
 """The queue under FAIR: tenants take turns, by the service that they have had and that they are about to get.
 
 Within a tenant the order is that of the queue. Across tenants each request starts at a tag: its tenant's virtual token
-counter, plus the tokens of those of the same tenant that stand before it, over the tenant's weight; the least tag comes
-first (start-time fair queueing, Goyal et al. 1996, over the counters of VTC, arXiv 2401.00588). So several places that
-come free at once go round, and two tenants that both wait differ by one largest request at most, over their weights.
+counter, plus what those of the same tenant that stand before it will be charged, over the tenant's weight; the least
+tag comes first (start-time fair queueing, Goyal et al. 1996, over the counters of VTC, arXiv 2401.00588, where the cost
+of a request may be any function). So several places that come free at once go round, and two tenants that both wait
+differ by one largest request at most, over their weights.
+
+A request is charged the tokens that it is expected to compute and, where the policy charges for KV residency, the
+blocks that it is expected to hold in each pass. Both are whole numbers until they meet the charge and the weight.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_service.core.memory import block_passes
 from scheduler_service.core.ordering import first_in_queue
+from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ExecutorState, IntArray, Requests, Tenant
 from scheduler_service.core.work import tokens_to_compute
 
@@ -18,7 +27,7 @@ from scheduler_service.core.work import tokens_to_compute
 _FEW_TENANTS = 16
 
 
-def first_in_turn(executor: ExecutorState, ranked: Requests, rows: IntArray, count: int) -> IntArray:
+def first_in_turn(executor: ExecutorState, ranked: Requests, rows: IntArray, count: int, policy: Policy) -> IntArray:
     """The `count` first of `rows` (all, if there are fewer), in turn. `ranked`: the executor's requests, by FAIR."""
     assert ranked.rank is not None
     if count <= 0 or len(rows) == 0:
@@ -26,12 +35,19 @@ def first_in_turn(executor: ExecutorState, ranked: Requests, rows: IntArray, cou
     weights = np.array([tenant.weight for tenant in executor.tenants or (Tenant(name=""),)])
     chosen = _first_of_each(ranked, rows, count)
     tenant = ranked.tenant[chosen]
-    work = tokens_to_compute(ranked.take(chosen), executor.limits)
-    before = work.cumsum() - work
-    before -= before[np.searchsorted(tenant, tenant)]
+    requests = ranked.take(chosen)
+    before: NDArray[Any] = _before(tokens_to_compute(requests, executor.limits), tenant)
+    if policy.kv_residency_charge > 0:
+        before = before + policy.kv_residency_charge * _before(block_passes(requests, executor.limits, policy), tenant)
     tag = ranked.rank[chosen] + before / weights[tenant]
     keys = (ranked.id[chosen], ranked.arrival_time_us[chosen], ~ranked.ran_before[chosen], tag)
     return chosen[np.lexsort(keys)[:count]]
+
+
+def _before(costs: IntArray, tenant: IntArray) -> IntArray:
+    """The costs of those of the same tenant before each; `tenant` ascends."""
+    before: IntArray = costs.cumsum() - costs
+    return before - before[np.searchsorted(tenant, tenant)]
 
 
 def _first_of_each(ranked: Requests, rows: IntArray, count: int) -> IntArray:

@@ -18,6 +18,8 @@ from scheduler_service.core.policy import Admission, Policy
 from scheduler_service.core.state import ExecutorLimits, IntArray, Requests, RequestStatus
 from scheduler_service.core.work import expected_outputs_left, most_outputs_left
 
+_MOST = 2**20
+
 
 def blocks_for(num_tokens: IntArray, block_size: int) -> IntArray:
     """Blocks that store so many tokens."""
@@ -59,6 +61,21 @@ def blocks_to_enter(requests: Requests, limits: ExecutorLimits, policy: Policy) 
     # Swapped requests share nothing on the device.
     to_take: IntArray = all_blocks - requests.num_shared_blocks * requests.having(RequestStatus.WAITING)
     return to_take
+
+
+def block_passes(requests: Requests, limits: ExecutorLimits, policy: Policy) -> IntArray:
+    """Blocks that each of a queue is expected to hold alone, added up over the passes until it is complete.
+
+    As if it ran in every pass and held all the time the mean of what its tokens fill now and at its end.
+    """
+    outputs_left = expected_outputs_left(requests, limits)
+    num_passes = blocks_for(requests.num_lacking_tokens, policy.chunk_size_tokens) + outputs_left - 1
+    now = blocks_for(requests.num_tokens, limits.block_size)
+    at_end = blocks_for(requests.num_tokens + outputs_left - 1, limits.block_size)
+    alone = (now + at_end) // 2 - requests.num_shared_blocks * requests.having(RequestStatus.WAITING)
+    # Beyond a million of either they make no difference, and the sums over a queue stay whole.
+    held: IntArray = np.minimum(num_passes, _MOST) * np.clip(alone, 0, _MOST)
+    return held
 
 
 def kept_free(candidates: Requests, num_beside: IntArray, limits: ExecutorLimits, policy: Policy) -> IntArray:

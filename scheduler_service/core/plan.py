@@ -3,13 +3,14 @@
     1. rank      give every request the figure that the policy orders by
     2. reject    those in the queue that can never run, or would be late
     3. make room share the token budget among those that run; where their new blocks are more than are free, evict
-    4. enter     let in the head of the queue as far as places, tokens and blocks go, and who may pass it;
-                 for the more important, evict the less important
+    4. enter     hold who waits for a prefix that another computes; of the others let in the head of the queue as far as
+                 places, tokens and blocks go, and who may pass it; for the more important, evict the less important
     5. surge     turn away who is over the limit of the queue
     6. schedule  who runs, in the policy's order, and the pass in figures
 
 The rules are told where they live, in this order: `rank.py`, `rejection.py`, `composition.py` and `chunking.py`,
-`eviction.py` and `victims.py`, `admission.py`, `claims.py`, `memory.py` and `passing.py`, `preemption.py`, `surge.py`.
+`eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py` and `passing.py`,
+`preemption.py`, `surge.py`.
 Everything is a few NumPy operations over columns; nothing loops over requests.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_service.core import admission, composition, eviction, preemption, surge
+from scheduler_service.core import admission, composition, eviction, preemption, shared_prefix, surge
 from scheduler_service.core.chunking import reasons_to_run
 from scheduler_service.core.claims import room_beside
 from scheduler_service.core.digest import digest_of
@@ -46,7 +47,10 @@ def plan_executor(executor: ExecutorState, policy: Policy) -> ExecutorPlan:
 
     room = room_beside(stay, loading, executor, policy)
     queued = admission.queued_rows(requests, rejected.rows)
-    candidates = admission.head_of_queue(requests, queued, admission.num_candidates(room, policy), executor, policy)
+    held = shared_prefix.held_back(requests, queued, stay.kept, stay.num_tokens, policy)
+    candidates = admission.head_of_queue(
+        requests, held.others, admission.num_candidates(room, policy), executor, policy
+    )
     entering = admission.enter(candidates, room, executor, policy)
     if policy.preemption is Preemption.FOR_PRIORITY:
         stay, entering = preemption.make_way(stay, loading, candidates, room, entering, executor, policy)
@@ -69,8 +73,9 @@ def plan_executor(executor: ExecutorState, policy: Policy) -> ExecutorPlan:
         reject=reject,
         composition=figures,
         predicted_time_us=predicted_time_us(batch, figures, executor.latency),
-        shortfall=admission.shortfall(requests, entering, rejected.rows),
+        shortfall=admission.shortfall(requests, entering, held, rejected.rows),
         digest=digest_of(executor.executor_id, executor.iteration, scheduled, admit, resume, evict, reject),
+        kv_residency_charge=policy.kv_residency_charge,
     )
 
 

@@ -1,7 +1,6 @@
 """What can be asked for: every setting of policy.proto, with the same names, numbers and defaults.
 
-`check_policy` refuses what makes no sense for any scheduler, `check_offered` what this one does not build yet. The
-planner relies on both and looks only at settings that are built; the verifier relies on the first.
+`check_policy` refuses what makes no sense for any scheduler; the planner and the verifier rely on it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from scheduler_service.core.errors import ErrorReason, PolicyConflictError, PolicyError, UnsupportedPolicyError
+from scheduler_service.core.errors import ErrorReason, PolicyConflictError, PolicyError
 
 
 class Ordering(IntEnum):
@@ -103,14 +102,6 @@ class Policy:
     reject_missed_deadlines: bool = False
 
 
-# Settings of the contract that are not built, and the values that leave them out.
-_NOT_OFFERED_UNLESS: dict[str, object] = {
-    # The executor adds up the service of its tenants, and knows nothing of a charge that the policy sets.
-    "kv_residency_charge": 0.0,
-    # A state says how much of a prefix is cached, and not which prefix it is.
-    "hold_for_shared_prefix": False,
-}
-
 # Least value that a setting may have; the value itself is allowed where `_ABOVE` does not name the setting.
 _LEAST: dict[str, int] = {
     "aging_seconds": 0,
@@ -125,7 +116,7 @@ _LEAST: dict[str, int] = {
     "max_num_waiting_per_tenant": 0,
 }
 _ABOVE = ("aging_seconds",)
-_MOST: dict[str, float] = {"watermark": 1.0}
+_MOST: dict[str, float] = {"watermark": 1.0, "kv_residency_charge": 1e6}
 
 
 def check_policy(policy: Policy, field: str) -> None:
@@ -144,14 +135,6 @@ def check_policy(policy: Policy, field: str) -> None:
             f"{field}.preemption",
             f"FOR_PRIORITY needs ordering PRIORITY, and ordering is {policy.ordering.name}: nobody is more important",
         )
-
-
-def check_offered(policy: Policy, field: str) -> None:
-    """Raise UnsupportedPolicyError for the first setting that is in the contract and not built yet."""
-    for name, left_out in _NOT_OFFERED_UNLESS.items():
-        value = getattr(policy, name)
-        if value != left_out:
-            raise UnsupportedPolicyError(f"{field}.{name}", str(value))
 
 
 def _check_ranges(policy: Policy, field: str) -> None:

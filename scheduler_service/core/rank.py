@@ -5,7 +5,8 @@
   a request that has waited one step longer stands where one of half its work does.
 - PRIORITY: the arrival time in steps of `aging_seconds`, less the priority: one step of waiting is worth one level.
 - EARLIEST_DEADLINE_FIRST: the deadline; those without one come last.
-- FAIR: the service of the tenant so far over its weight, its virtual token counter (VTC, arXiv 2401.00588). A tenant
+- FAIR: the service of the tenant so far over its weight, its virtual token counter (VTC, arXiv 2401.00588). The
+  executor adds it up: tokens, and `kv_residency_charge`, of which plans tell it, for a block held in a pass. A tenant
   that has nothing on the device counts no less than the least of those that have: being idle earns no credit.
 
 Aging needs no clock. Two that wait gain alike, so what one has waited longer is the difference of their arrivals, for

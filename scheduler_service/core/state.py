@@ -77,7 +77,7 @@ class _Derived(Generic[_Array]):
 class Requests:
     """The request table. `matrix`: int64 [num_columns, num_requests].
 
-    One matrix instead of an array a column, so that taking some requests is one operation and not seventeen. The
+    One matrix instead of an array a column, so that taking some requests is one operation and not eighteen. The
     columns are those of `RequestTable` in state.proto, where each is described. `rank`: [num_requests], what the policy
     orders by, the least first (see `rank.py`); None: all are alike, as in a table that nobody ranked yet. What follows
     from the columns is worked out once for each table.
@@ -103,6 +103,7 @@ class Requests:
     num_preemptions = _Column(14)
     last_run_iteration = _Column(15)
     times_overtaken = _Column(16)
+    next_block_hash = _Column(17)
 
     @classmethod
     def from_columns(cls, num_requests: int, columns: Mapping[str, Any]) -> Requests:
@@ -200,7 +201,7 @@ class LatencyModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who requests belong to: share relative to others, and weighted tokens served so far."""
+    """Who requests belong to: share relative to others, and service so far, in tokens."""
 
     name: str
     weight: float = 1.0

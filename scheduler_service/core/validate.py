@@ -30,7 +30,8 @@ MAX_EXECUTOR_ID_BYTES = 256
 
 # Least value of each column, in the order of the matrix; columns that take any value have none to check.
 _ANY = np.iinfo(np.int64).min
-_LEAST_OF_COLUMN = {"id": 1, "num_prompt_tokens": 1, "status": _ANY, "arrival_time_us": _ANY, "priority": _ANY}
+_TAKE_ANY = ("status", "arrival_time_us", "priority", "next_block_hash")
+_LEAST_OF_COLUMN = {"id": 1, "num_prompt_tokens": 1, **dict.fromkeys(_TAKE_ANY, _ANY)}
 _LEAST = np.array([_LEAST_OF_COLUMN.get(name, 0) for name in COLUMN_NAMES], dtype=np.int64)
 
 

@@ -5,7 +5,7 @@ state and plan and nothing else, so that one finds the faults of the other. Inva
 (determinism) are about many plans; of them a single plan can show only this: that it lets nobody pass the head of the
 queue who must not, and that it answers the state it was asked about and carries the digest of its own lists.
 
-The invariants about whose turn it is (6, 7, 9, 10) are in `verify_turns.py`.
+The invariants about whose turn it is (6, 7, 9, 10, 11) are in `verify_turns.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.facts import Facts, Findings, Invariant, RequestFacts, ceil_div, request_facts
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ExecutorState, RequestStatus
-from scheduler_service.core.verify_turns import decode_delay, eviction_allowed, no_livelock, no_starvation
+from scheduler_service.core.verify_turns import (
+    decode_delay,
+    eviction_allowed,
+    no_livelock,
+    no_starvation,
+    shared_prefix,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +196,13 @@ def _determinism(facts: Facts) -> Findings:
         yield Invariant.DETERMINISM, (), f"the digest is {answered.digest}, that of the lists {digest(answered)}"
 
 
+def _charge(facts: Facts) -> Findings:
+    """7: the executor is told the charge for KV residency, or the counters that FAIR shares by would be wrong."""
+    told, asked = facts.plan.kv_residency_charge, facts.policy.kv_residency_charge
+    if told != asked:
+        yield Invariant.NO_STARVATION, (), f"the plan charges {told} tokens for a block held, the policy {asked}"
+
+
 _CHECKS: tuple[Callable[[Facts], Findings], ...] = (
     _batch_limits,
     _blocks,
@@ -200,6 +213,8 @@ _CHECKS: tuple[Callable[[Facts], Findings], ...] = (
     no_livelock,
     no_starvation,
     _determinism,
+    _charge,
     eviction_allowed,
     decode_delay,
+    shared_prefix,
 )

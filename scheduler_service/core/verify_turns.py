@@ -22,9 +22,8 @@ def no_livelock(facts: Facts) -> Findings:
             yield Invariant.NO_LIVELOCK, tuple(facts.entering), "requests enter in a pass in which blocks ran out"
     if facts.policy.head_of_line is HeadOfLine.STRICT:
         for request in facts.entering.values():
-            held_up = [
-                r.id for r in facts.queue() if r.id not in facts.entering and _comes_back_before(r, request, facts)
-            ]
+            left_out = [r for r in facts.queue() if r.id not in facts.entering and not _is_held(r, facts)]
+            held_up = [r.id for r in left_out if _comes_back_before(r, request, facts)]
             if held_up:
                 yield Invariant.NO_LIVELOCK, tuple(held_up), f"{held_up[0]} ran before and waits, {request.id} enters"
 
@@ -44,6 +43,11 @@ def no_starvation(facts: Facts) -> Findings:
     queue, head_of_line = facts.queue_before(), facts.policy.head_of_line
     for place, left_out in enumerate(queue):
         if left_out.id in facts.entering:
+            continue
+        if _is_held(left_out, facts):
+            # If it was not after all, the reservation may have been its own.
+            if head_of_line is HeadOfLine.BACKFILL and _some_may_have_paused(facts):
+                return
             continue
         if left_out.id in facts.rejected:
             # It had its turn before it was turned away, so a reservation was its own.
@@ -68,6 +72,43 @@ def no_starvation(facts: Facts) -> Findings:
             return
 
 
+def shared_prefix(facts: Facts) -> Findings:
+    """11: where the policy holds for shared prefixes, nobody enters whose next block another computes in the pass."""
+    queue = facts.queue_before()
+    for place, request in enumerate(queue):
+        if request.id not in facts.entering or not _may_be_held(request, facts):
+            continue
+        first = [r for r in queue[:place] if r.id in facts.entering and _same_queue(r, request, facts)]
+        # Those that run may have got their tokens only when others had left for more important work.
+        if not facts.evicted:
+            first += [r for r in facts.of(RequestStatus.RUNNING) if r.id in facts.scheduled]
+        same = [r.id for r in first if r.next_block_hash == request.next_block_hash]
+        if same:
+            text = f"{request.id} enters to compute a block that {same[0]} computes in the same pass"
+            yield Invariant.SHARED_PREFIX, (same[0], request.id), text
+
+
+def _may_be_held(request: RequestFacts, facts: Facts) -> bool:
+    waits = request.status is RequestStatus.WAITING
+    return facts.policy.hold_for_shared_prefix and waits and request.next_block_hash != 0
+
+
+def _is_held(request: RequestFacts, facts: Facts) -> bool:
+    """Whether another computes its next block, or stands before it in the queue to do so."""
+    if not _may_be_held(request, facts):
+        return False
+    queue, running = facts.queue_before(), facts.of(RequestStatus.RUNNING)
+    first = [r for r in queue[: queue.index(request)] if _same_queue(r, request, facts)]
+    first += [r for r in running if r.id in facts.scheduled or _some_may_have_paused(facts)]
+    return any(r.next_block_hash == request.next_block_hash for r in first)
+
+
+def _some_may_have_paused(facts: Facts) -> bool:
+    """Whether those that enter may have taken the tokens, or the blocks, of those that run."""
+    mixed = facts.policy.batch_composition is BatchComposition.MIXED
+    return bool(facts.entering) and not (mixed and not facts.evicted)
+
+
 def _same_queue(request: RequestFacts, other: RequestFacts, facts: Facts) -> bool:
     """Under FAIR tenants take turns, so only those of one tenant can pass each other."""
     return facts.policy.ordering is not Ordering.FAIR or request.tenant == other.tenant
@@ -79,7 +120,7 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
     others = facts.stay() + [r for r in facts.entering.values() if r.id not in passing]
     chunk = facts.policy.chunk_size_tokens
     ends = sorted((ceil_div(r.lacks, chunk) + r.expected_left - 1, r.id) for r in others)
-    free = facts.blocks_free() - sum(r.blocks_held(facts.limits, facts.policy) for r in others)
+    free = facts.blocks_free() - sum(facts.blocks_held(r) for r in others)
     free -= head.blocks_held(facts.limits, facts.policy)
     for start in [0, *(end for end, _ in ends)]:
         ended = [facts.requests[i] for end, i in ends if end <= start]
@@ -98,7 +139,7 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
 
 def _blocks_on_device(request: RequestFacts, facts: Facts) -> int:
     """What it holds alone when the plan is carried out, with what is held for it."""
-    held = request.blocks_held(facts.limits, facts.policy)
+    held = facts.blocks_held(request)
     return held if request.id in facts.entering else request.num_blocks - request.num_shared + held
 
 

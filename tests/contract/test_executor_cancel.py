@@ -47,6 +47,16 @@ def test_a_cancelled_request_ends_with_cancelled(client: Client) -> None:
     assert (ending.code, ending.info.reason) == (grpc.StatusCode.CANCELLED, "CANCELLED")
 
 
+def test_a_cancelled_request_ends_with_all_its_answers(client: Client) -> None:
+    request = greedy("cancel us", 200, request_id="several")
+    request.sampling.n = 4
+    stream = client.open(request)
+    next(stream)
+    cancel(client, "several")
+    assert ending_of(stream) is grpc.StatusCode.CANCELLED
+    wait_until(client.is_idle)
+
+
 def test_only_a_request_that_is_there_can_be_cancelled(client: Client) -> None:
     client.generate(greedy("has ended", 1, request_id="ended"))
     for name in ("", "nobody", "ended"):

@@ -19,7 +19,7 @@ from support.services import Service, is_healthy
 from support.wire import TIMEOUT_SECONDS, Client, Details, details_of, greedy
 
 VOCAB_SIZE = 300
-CODES = {"NO_CHAT_TEMPLATE": StatusCode.FAILED_PRECONDITION, "NOT_OFFERED": StatusCode.UNIMPLEMENTED}
+CODES = {"NO_CHAT_TEMPLATE": StatusCode.FAILED_PRECONDITION}
 # What it takes more than one request to provoke, or more than a request: the file that does.
 ELSEWHERE = {
     "INVALID_TEXT": "test_executor_limits.py",
@@ -33,6 +33,7 @@ ELSEWHERE = {
     "REQUEST_FAILED": "test_executor_process.py",
     "REJECTED_BY_SCHEDULER": "test_executor_crooked_scheduler.py",
     "INVALID_LOGITS": "the engine's own tests: no request can cause it",
+    "NOT_OFFERED": "tests/unit/executor/sampling: only a model with a tokenizer of an old kind can cause it",
 }
 
 
@@ -59,6 +60,11 @@ def tokens(*ids: int) -> pb.GenerateRequest:
 def chat(*turns: tuple[str, str]) -> pb.GenerateRequest:
     messages = [pb.ChatMessage(role=role, content=content) for role, content in turns]
     return pb.GenerateRequest(messages=pb.ChatMessages(messages=messages))
+
+
+def contradiction() -> pb.GenerateRequest:
+    """The constraint asks for what is banned; only the answer shows it."""
+    return sampling(regex="[a-z]{2}", allowed_token_ids=[0, 1, 2, 3])
 
 
 ROWS = [
@@ -97,22 +103,34 @@ ROWS = [
     ("token above the vocabulary", tokens(1, VOCAB_SIZE), "UNKNOWN_TOKEN", ["token_ids.ids[1]"]),
     ("unknown stop token", stopping(stop_token_ids=[VOCAB_SIZE]), "UNKNOWN_TOKEN", ["stopping.stop_token_ids[0]"]),
     ("chat with a base model", chat(("user", "hello")), "NO_CHAT_TEMPLATE", []),
-    ("min_p", sampling(min_p=0.1), "NOT_OFFERED", ["sampling.min_p"]),
-    ("repetition", sampling(repetition_penalty=1.1), "NOT_OFFERED", ["sampling.repetition_penalty"]),
-    ("presence", sampling(presence_penalty=0.5), "NOT_OFFERED", ["sampling.presence_penalty"]),
-    ("frequency", sampling(frequency_penalty=0.5), "NOT_OFFERED", ["sampling.frequency_penalty"]),
-    ("bias", sampling(logit_bias={1: 1.0}), "NOT_OFFERED", ["sampling.logit_bias"]),
-    ("allowed", sampling(allowed_token_ids=[1]), "NOT_OFFERED", ["sampling.allowed_token_ids"]),
-    ("banned", sampling(banned_token_ids=[1]), "NOT_OFFERED", ["sampling.banned_token_ids"]),
-    ("n", sampling(n=3), "NOT_OFFERED", ["sampling.n"]),
-    ("best_of", sampling(best_of=2), "NOT_OFFERED", ["sampling.best_of"]),
-    ("json_schema", sampling(json_schema="{}"), "NOT_OFFERED", ["sampling.json_schema"]),
-    ("regex", sampling(regex="a*"), "NOT_OFFERED", ["sampling.regex"]),
-    ("grammar", sampling(grammar="start: 'a'"), "NOT_OFFERED", ["sampling.grammar"]),
-    ("min_tokens", stopping(min_tokens=1), "NOT_OFFERED", ["stopping.min_tokens"]),
-    ("echo", output(echo=True), "NOT_OFFERED", ["output.echo"]),
-    ("logprobs", output(logprobs=0), "NOT_OFFERED", ["output.logprobs"]),
-    ("prompt_logprobs", output(prompt_logprobs=0), "NOT_OFFERED", ["output.prompt_logprobs"]),
+    ("min p below 0", sampling(min_p=-0.1), "OUT_OF_RANGE", ["sampling.min_p"]),
+    ("min p that is no number", sampling(min_p=math.nan), "OUT_OF_RANGE", ["sampling.min_p"]),
+    ("repetition above 100", sampling(repetition_penalty=101), "OUT_OF_RANGE", ["sampling.repetition_penalty"]),
+    ("presence above 2", sampling(presence_penalty=2.5), "OUT_OF_RANGE", ["sampling.presence_penalty"]),
+    ("infinite frequency", sampling(frequency_penalty=-math.inf), "OUT_OF_RANGE", ["sampling.frequency_penalty"]),
+    ("bias above 100", sampling(logit_bias={1: 101.0}), "OUT_OF_RANGE", ["sampling.logit_bias[1]"]),
+    ("bias without a token", sampling(logit_bias={VOCAB_SIZE: 1}), "UNKNOWN_TOKEN", ["sampling.logit_bias[300]"]),
+    ("unknown allowed", sampling(allowed_token_ids=[1, -1]), "UNKNOWN_TOKEN", ["sampling.allowed_token_ids[1]"]),
+    ("unknown banned", sampling(banned_token_ids=[VOCAB_SIZE]), "UNKNOWN_TOKEN", ["sampling.banned_token_ids[0]"]),
+    (
+        "allowed and banned",
+        sampling(allowed_token_ids=[1], banned_token_ids=[1]),
+        "OUT_OF_RANGE",
+        ["sampling.allowed_token_ids"],
+    ),
+    ("65 answers", sampling(n=65), "OUT_OF_RANGE", ["sampling.n"]),
+    ("the best three of two", sampling(n=3, best_of=2), "OUT_OF_RANGE", ["sampling.best_of"]),
+    ("broken schema", sampling(json_schema="{"), "INVALID_CONSTRAINT", ["sampling.json_schema"]),
+    ("schema of nothing", sampling(json_schema="false"), "INVALID_CONSTRAINT", ["sampling.json_schema"]),
+    ("broken regex", sampling(regex="a("), "INVALID_CONSTRAINT", ["sampling.regex"]),
+    ("broken grammar", sampling(grammar="start: ("), "INVALID_CONSTRAINT", ["sampling.grammar"]),
+    ("endless constraint", sampling(regex="a" * 300_000), "OUT_OF_RANGE", ["sampling.regex"]),
+    ("rules that contradict each other", contradiction(), "NO_TOKEN_ALLOWED", []),
+    ("fewer than no least tokens", stopping(min_tokens=-1), "OUT_OF_RANGE", ["stopping.min_tokens"]),
+    ("more least than most tokens", stopping(min_tokens=9, max_tokens=8), "OUT_OF_RANGE", ["stopping.min_tokens"]),
+    ("21 log-probabilities", output(logprobs=21), "OUT_OF_RANGE", ["output.logprobs"]),
+    ("fewer than no log-probabilities", output(logprobs=-1), "OUT_OF_RANGE", ["output.logprobs"]),
+    ("21 of the prompt", output(prompt_logprobs=21), "OUT_OF_RANGE", ["output.prompt_logprobs"]),
 ]
 
 

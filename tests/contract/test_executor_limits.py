@@ -60,6 +60,30 @@ def test_the_queue_has_an_end(narrow: Client, running: grpc.CallIterator) -> Non
     assert [sum(len(response.delta.token_ids) for response in stream) for stream in waiting] == [2] * 4
 
 
+def test_answers_to_one_prompt_take_a_place_each_or_none(narrow: Client, running: grpc.CallIterator) -> None:
+    """Case 7: two places are left, and three answers are asked for."""
+    waiting = [narrow.open(greedy(f"waiting {number}", 2)) for number in range(2)]
+    request = greedy("three answers", 2, request_id="three")
+    request.sampling.n = 3
+    refusal = narrow.refused(request)
+    assert (refusal.code, refusal.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert num_waiting(narrow) == 2
+    assert "three" not in {name.request_id for name in narrow.books().request_names}
+    request.sampling.n = 2
+    stream = narrow.open(request)
+    assert num_waiting(narrow) == 4
+    running.cancel()
+    assert sum(len(response.delta.token_ids) for response in stream) == 4
+    assert [sum(len(response.delta.token_ids) for response in stream) for stream in waiting] == [2] * 2
+
+
+def test_more_answers_than_can_ever_be_there_are_not_asked_to_come_again(narrow: Client) -> None:
+    request = greedy("five answers", 2)
+    request.sampling.n = 5
+    refusal = narrow.refused(request)
+    assert (refusal.info.reason, refusal.fields) == ("OUT_OF_RANGE", ["sampling.n"])
+
+
 def test_an_id_is_taken_while_its_request_waits(narrow: Client, running: grpc.CallIterator) -> None:
     """Case 32, while the first waits."""
     first = narrow.open(greedy("first", 3, request_id="r1"))

@@ -112,12 +112,12 @@ def for_priority_in_order_of_arrival(request: Request) -> None:
     request.policy.preemption = policy_pb2.PREEMPTION_FOR_PRIORITY
 
 
-def hold_for_shared_prefix(request: Request) -> None:
-    request.policy.hold_for_shared_prefix = True
+def charge_out_of_range(request: Request) -> None:
+    request.policy.kv_residency_charge = 2e6
 
 
-def charge_residency(request: Request) -> None:
-    request.policy.kv_residency_charge = 0.5
+def shorten_hashes(request: Request) -> None:
+    request.state.executors[0].requests.next_block_hash.append(7)
 
 
 IN_EXECUTOR = "state.executors[0]."
@@ -141,8 +141,8 @@ ROWS = [
     (unknown_profile, "UNKNOWN_PROFILE", "profile"),
     (never_without_reserve, "POLICY_CONFLICT", "policy.preemption"),
     (for_priority_in_order_of_arrival, "POLICY_CONFLICT", "policy.preemption"),
-    (hold_for_shared_prefix, "NOT_OFFERED", "policy.hold_for_shared_prefix"),
-    (charge_residency, "NOT_OFFERED", "policy.kv_residency_charge"),
+    (charge_out_of_range, "OUT_OF_RANGE", "policy.kv_residency_charge"),
+    (shorten_hashes, "COLUMN_LENGTH", IN_EXECUTOR + "requests.next_block_hash"),
 ]
 
 
@@ -156,12 +156,8 @@ def test_a_bad_request_is_refused_with_its_reason(
         scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=10)
     info, fields = details(caught.value)
     assert (info.reason, info.domain, info.metadata["field"]) == (reason, "scheduler.metronome", field)
-    if reason == "NOT_OFFERED":
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert info.metadata["value"]
-    else:
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert fields == [field]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert fields == [field]
 
 
 def test_every_reason_has_a_row() -> None:
@@ -169,6 +165,7 @@ def test_every_reason_has_a_row() -> None:
         "ERROR_REASON_UNSPECIFIED",
         "ERROR_REASON_MESSAGE_TOO_LARGE",  # gRPC itself refuses such a message, before the service sees it
         "ERROR_REASON_MALFORMED_MESSAGE",  # no field is at fault: see below
+        "ERROR_REASON_NOT_OFFERED",  # there is nothing in the contract that this service does not offer
     }
     assert {f"ERROR_REASON_{reason}" for _, reason, _ in ROWS} == sent_with_details
     assert {f"ERROR_REASON_{reason.name}" for reason in ErrorReason} == sent_with_details

@@ -94,9 +94,13 @@ def named_by(path: str, message: Any) -> Any:
     for name, row in re.findall(r"(\w+)(?:\[(\d+)\])?\.?", path):
         assert isinstance(message, Message), path
         assert name in message.DESCRIPTOR.fields_by_name, path
-        message = getattr(message, name)
-        if row:
+        table, message = message, getattr(message, name)
+        if row and len(message) > 0:
             message = message[int(row)]
+        elif row:
+            # A column that is left out is 0 in every row that there is.
+            assert int(row) < len(table.id)
+            message = 0
     return message
 
 

@@ -88,6 +88,34 @@ def test_a_policy_in_the_request_is_obeyed(stub: scheduler_pb2_grpc.SchedulerSer
     assert list(plan.scheduled.num_tokens) == [5, 5]
 
 
+def test_one_that_would_compute_the_same_block_is_held_for_the_other(
+    stub: scheduler_pb2_grpc.SchedulerServiceStub,
+) -> None:
+    request = plan_request()
+    request.explain = True
+    request.state.executors[0].requests.next_block_hash.extend([-(2**63), -(2**63)])
+    (plan,) = stub.Plan(request, timeout=10).plans
+    assert list(plan.scheduled.id) == [1, 2]
+    request.policy.hold_for_shared_prefix = True
+    (plan,) = stub.Plan(request, timeout=10).plans
+    assert list(plan.scheduled.id) == [1]
+    assert plan.shortfall == plan_pb2.Shortfall(id=2, reason=plan_pb2.REASON_WAITING_FOR_SHARED_PREFIX)
+    assert list(plan.explanations.behind_id) == [0, 1]
+
+
+def test_a_plan_tells_the_executor_what_a_block_held_costs(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
+    request = plan_request()
+    request.policy.ordering = policy_pb2.ORDERING_FAIR
+    request.policy.kv_residency_charge = 0.25
+    (plan,) = stub.Plan(request, timeout=10).plans
+    assert plan.kv_residency_charge == 0.25
+    verify = scheduler_pb2.VerifyRequest(state=request.state, plans=[plan], policy=request.policy)
+    assert not stub.Verify(verify, timeout=10).violations
+    verify.plans[0].kv_residency_charge = 0
+    (violation,) = stub.Verify(verify, timeout=10).violations
+    assert violation.invariant == scheduler_pb2.INVARIANT_NO_STARVATION
+
+
 def test_a_prompt_that_is_cached_whole_computes_its_last_token(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     request = plan_request()
     table = request.state.executors[0].requests

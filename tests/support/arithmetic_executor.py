@@ -3,8 +3,8 @@
 It plays a scenario to the end in milliseconds, checks every plan with the verifier, and keeps the history that tests
 ask about. A request ends when it has all its tokens; its last token is stored nowhere, as in the real executor. Time is
 counted, not measured: an iteration takes `iteration_us`, or what the latency model says. It counts what a stateless
-scheduler needs counted: the service of each tenant (a tenant that was idle starts no lower than the least of the
-others), and how often a request was overtaken.
+scheduler needs counted: the service of each tenant (tokens, and blocks held as the plan charges them; a tenant that
+was idle starts no lower than the least of the others), and how often a request was overtaken.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Request:
     num_draft_tokens: int = 0
     deadline_us: int = 0
     times_overtaken: int = 0
+    next_block_hash: int = 0
     stops_after: int = 0
 
 
@@ -208,8 +209,11 @@ class ArithmeticExecutor:
             self._evict(self.requests[id], EvictMode(mode))
         for id in (*plan.resume.id.tolist(), *plan.admit.id.tolist()):
             self.requests[id].status = RequestStatus.RUNNING
+        on_device = [request for request in self.requests.values() if request.status is RequestStatus.RUNNING]
         for id, num_tokens in zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True):
             self._run(self.requests[id], num_tokens)
+        for request in on_device:
+            self.services[request.tenant] += plan.kv_residency_charge * request.num_blocks
         assert self.num_free_blocks >= 0
         assert self.num_free_swap_blocks >= 0
 

@@ -21,6 +21,7 @@ from executor_service.engine.request import (
     EndedEvent,
     Event,
     FinishedEvent,
+    OutputOptions,
     Request,
     Sampling,
     Stopping,
@@ -71,10 +72,12 @@ def request_of(id: int, prompt: AbstractSequence[int], new: int, **fields: Any) 
         max_output_tokens=new,
         stop_strings=tuple(fields.pop("stop", ())),
         stop_token_ids=frozenset(fields.pop("stop_token_ids", ())),
+        min_output_tokens=fields.pop("min_new", 0),
     )
     defaults: dict[str, Any] = {
         "name": f"request-{id}",
         "sampling": GREEDY,
+        "output": OutputOptions(),
         "priority": 0,
         "tenant": "",
         "expected_output_tokens": 0,

@@ -29,7 +29,7 @@ def refuse(context: grpc.ServicerContext, code: int, reason: str, message: str, 
 class FakeExecutor(inference_pb2_grpc.InferenceServiceServicer, executor_pb2_grpc.ExecutorServiceServicer):
     """Answers every prompt with `tokens`. The prompt "fail" is refused, "hang" goes on until the client leaves.
 
-    `planning_failure` is told in its books and in its heartbeats.
+    `planning_failure` is told in its books and in its heartbeats. Log-probabilities, where asked for, are made up.
     """
 
     def __init__(
@@ -62,7 +62,13 @@ class FakeExecutor(inference_pb2_grpc.InferenceServiceServicer, executor_pb2_grp
             self.cancelled.wait(30)
             return
         for token_id, text in enumerate(self.tokens):
-            yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text=text, token_ids=[token_id]))
+            delta = inference_pb2.Delta(text=text, token_ids=[token_id])
+            if request.output.HasField("logprobs"):
+                delta.logprobs.add(logprob=-0.5, top_token_ids=[97, 98], top_logprobs=[-0.5, -1.25])
+            if request.output.HasField("prompt_logprobs") and token_id == 0:
+                delta.prompt_logprobs.add()
+                delta.prompt_logprobs.add(logprob=-3)
+            yield inference_pb2.GenerateResponse(delta=delta)
         usage = inference_pb2.Usage(num_prompt_tokens=3, num_output_tokens=len(self.tokens))
         yield inference_pb2.GenerateResponse(
             finished=inference_pb2.Finished(finish_reason=inference_pb2.FINISH_REASON_LENGTH, usage=usage)

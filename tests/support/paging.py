@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from executor_service.model.batch import RaggedBatch
+from executor_service.sampling.adjustments import Adjuster
+from executor_service.sampling.logprobs import NO_LOGPROBS
 from executor_service.sampling.sampler import SamplingBatch
 
 
@@ -55,13 +58,25 @@ def greedy(num_rows: int) -> SamplingBatch:
 
 
 def sampling_batch(
-    num_rows: int, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, position: int = 0
+    num_rows: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    position: int = 0,
+    num_logprobs: int = NO_LOGPROBS,
+    adjusters: Mapping[int, Adjuster] | None = None,
 ) -> SamplingBatch:
     """Rows that all ask for the same."""
     return SamplingBatch(
         temperature=np.full(num_rows, temperature, dtype=np.float32),
         top_k=np.full(num_rows, top_k, dtype=np.int32),
         top_p=np.full(num_rows, top_p, dtype=np.float32),
+        min_p=np.full(num_rows, min_p, dtype=np.float32),
         seed=np.full(num_rows, seed, dtype=np.uint64),
         position=np.full(num_rows, position, dtype=np.int64),
+        num_logprobs=np.full(num_rows, num_logprobs, dtype=np.int8),
+        adjusters=adjusters or {},
     )

@@ -39,6 +39,8 @@ def random_policy(random: Random) -> Policy:
         "batch_composition": list(BatchComposition),
         "head_of_line": list(HeadOfLine),
         "max_times_overtaken": [0, 1, 2],
+        "hold_for_shared_prefix": [True],
+        "kv_residency_charge": [0.5, 30.0],
         "max_num_waiting": [0, 2, 5],
         "max_num_waiting_per_tenant": [0, 2],
         "reject_missed_deadlines": [True],
@@ -105,4 +107,5 @@ def _row(random: Random, id: int, status: RequestStatus) -> Row:
         "num_preemptions": random.choice([1, 2]) if ran_before else random.choice([0, 0, 1]) if num_output else 0,
         "last_run_iteration": random.randint(0, 9) if num_computed and status is not RequestStatus.WAITING else 0,
         "times_overtaken": random.choice([0, 0, 1, 2]) if status is RequestStatus.WAITING else 0,
+        "next_block_hash": random.choice([0, 0, 7, -7, 2**62]),
     }

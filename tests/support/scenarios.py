@@ -53,6 +53,7 @@ COLUMNS = {
     "expected": "expected_output_tokens",
     "deadline": "deadline_us",
     "overtaken": "times_overtaken",
+    "next_hash": "next_block_hash",
 }
 
 

@@ -41,9 +41,21 @@ class SimplePlanner:
         if not ran_out:
             queue = [r for r in queue if r.id not in plan.reject]
             queue.sort(key=lambda request: (request.rank, not request.ran_before, request.order))
+            if self.policy.hold_for_shared_prefix:
+                queue = self.without_held(queue, [r for r in stay if tokens.get(r.id, 0) > 0])
             plan.enter = self.enter(queue, stay, tokens)
         plan.scheduled = {r.id: tokens[r.id] for r in self.requests if tokens.get(r.id, 0) > 0}
         return plan
+
+    def without_held(self, queue: list[RequestFacts], running: list[RequestFacts]) -> list[RequestFacts]:
+        computed = {request.next_block_hash for request in running}
+        others = []
+        for request in queue:
+            if request.status is RequestStatus.WAITING and request.next_block_hash in computed - {0}:
+                continue
+            computed.add(request.next_block_hash)
+            others.append(request)
+        return others
 
     def fits_ever(self, request: RequestFacts) -> bool:
         length = request.num_tokens + 1 if request.ran_before else request.longest

@@ -138,6 +138,8 @@ def policies(draw: st.DrawFn) -> Policy:
         batch_composition=draw(st.sampled_from(BatchComposition)),
         head_of_line=draw(st.sampled_from(HeadOfLine)),
         max_times_overtaken=draw(st.sampled_from([0, 1, 2, 16])),
+        hold_for_shared_prefix=draw(st.booleans()),
+        kv_residency_charge=draw(st.sampled_from([0.0, 0.0, 0.5, 1e6])),
         max_num_waiting=draw(limits),
         max_num_waiting_per_tenant=draw(limits),
         reject_missed_deadlines=draw(st.booleans()),
@@ -172,6 +174,7 @@ def request_rows(draw: st.DrawFn, id: int, block_size: int) -> dict[str, int]:
         "num_preemptions": draw(st.sampled_from([0, 0, 1, 3])),
         "last_run_iteration": draw(st.integers(0, 9)),
         "times_overtaken": draw(st.sampled_from([0, 0, 1, 15])),
+        "next_block_hash": draw(st.sampled_from([0, 0, 1, -(2**63), 2**63 - 1])),
     }
 
 

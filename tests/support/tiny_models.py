@@ -13,13 +13,20 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
     LlamaConfig,
+    MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
 )
 
+from executor_service.kernels.cpu import CpuKernels
 from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
+from executor_service.model.fuse import fuse
 from executor_service.model.loaded import LoadedModel
 
 VOCAB_SIZE = 300
@@ -74,23 +81,69 @@ def _gemma2_config() -> PreTrainedConfig:
     )
 
 
+def _mistral_config() -> PreTrainedConfig:
+    """With a sliding window in every layer."""
+    return MistralConfig(num_hidden_layers=2, sliding_window=SLIDING_WINDOW, **_COMMON)
+
+
+def _qwen2_config() -> PreTrainedConfig:
+    """With biases in the projections of attention."""
+    return Qwen2Config(num_hidden_layers=2, **{name: value for name, value in _COMMON.items() if name != "head_dim"})
+
+
+def _phi3_config() -> PreTrainedConfig:
+    """With one projection for queries, keys and values, and one for gate and up."""
+    return Phi3Config(num_hidden_layers=2, **{name: value for name, value in _COMMON.items() if name != "head_dim"})
+
+
+def _gpt2_config() -> PreTrainedConfig:
+    """With learned positions, layer normalisation and no rotary embedding."""
+    return GPT2Config(
+        n_layer=2,
+        n_head=4,
+        n_embd=32,
+        n_positions=MAX_MODEL_LEN,
+        **{name: _COMMON[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")},
+    )
+
+
+def _gpt_oss_config() -> PreTrainedConfig:
+    """With attention sinks, and experts."""
+    return GptOssConfig(
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=SLIDING_WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **_COMMON,
+    )
+
+
 _CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "tiny-llama": _llama_config,
     "tiny-qwen3": _qwen3_config,
     "tiny-gemma3": _gemma3_config,
     "tiny-gemma2": _gemma2_config,
+    "tiny-mistral": _mistral_config,
+    "tiny-qwen2": _qwen2_config,
+    "tiny-phi3": _phi3_config,
+    "tiny-gpt2": _gpt2_config,
+    "tiny-gpt-oss": _gpt_oss_config,
 }
 TINY_MODELS = tuple(_CONFIGS)
 
 
-def tiny_model(name: str, *, seed: int = 0) -> LoadedModel:
-    """A model of `TINY_MODELS` in float32 on the CPU; the same weights for the same seed."""
+def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None) -> LoadedModel:
+    """A model of `TINY_MODELS` in float32 on the CPU; the same weights for the same seed. With kernels it is fused."""
     register_paged_attention()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(
             _CONFIGS[name](), attn_implementation=ATTN_IMPLEMENTATION, dtype=torch.float32
         )
+    num_parameters = model.num_parameters()
+    if kernels is not None:
+        fuse(model.eval(), kernels)
     return LoadedModel(
         name=name,
         model=model.eval(),
@@ -98,6 +151,8 @@ def tiny_model(name: str, *, seed: int = 0) -> LoadedModel:
         tokenizer=byte_tokenizer(),
         dtype=torch.float32,
         device=torch.device("cpu"),
+        num_parameters=num_parameters,
+        kernels=kernels,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=frozenset({EOS_TOKEN_ID}),
         bos_token_id=BOS_TOKEN_ID,

@@ -58,7 +58,7 @@ class TokenRunner:
         cache = self._cache
         cache.device.reshape(-1)[batch.slot_mapping(cache.block_size)] = batch.token_ids
         requests = np.searchsorted(batch.query_starts()[1:], batch.logits_rows, side="right")
-        tokens = [next_token(self._context(batch, request)) for request in requests.tolist()]
+        tokens = [next_token(self._context(batch, request)) for request in requests[: len(sampling)].tolist()]
         return ExecuteResult(
             next_token_ids=np.array(tokens, dtype=np.int64), non_finite=np.zeros(len(tokens), dtype=np.bool_)
         )

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WIRE = {"grpc", "google", "metronome", "grpc_health", "grpc_reflection", "grpc_status"}
-TENSORS = {"torch", "transformers", "safetensors", "gguf"}
+TENSORS = {"torch", "transformers", "safetensors", "gguf", "llguidance"}
 
 
 def imports(path: Path) -> Iterator[str]:

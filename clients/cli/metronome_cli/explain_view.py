@@ -80,4 +80,5 @@ def _gets(fate: Sequence[Decision]) -> str:
 
 
 def _why(decision: Decision) -> str:
-    return f"{decision.why}: {decision.detail}" if decision.action == "reject" else decision.why
+    in_full = decision.action in ("admit", "reject") and decision.detail
+    return f"{decision.why}: {decision.detail}" if in_full else decision.why

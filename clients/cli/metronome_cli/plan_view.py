@@ -36,9 +36,11 @@ def decisions(plan: plan_pb2.ExecutorPlan) -> Iterator[Decision]:
         yield Decision(action="reject", request=request, detail=shortage, why=reason_in_words(reason))
     for request, mode, reason in zip(plan.evict.id, plan.evict.mode, plan.evict.reason, strict=True):
         yield Decision(action="evict", request=request, detail=_MODES.get(mode, str(mode)), why=reason_in_words(reason))
+    num_passed = dict(zip(plan.explanations.id, plan.explanations.needed, strict=False))
     for action, table in (("resume", plan.resume), ("admit", plan.admit)):
         for request, reason in zip(table.id, table.reason, strict=True):
-            yield Decision(action=action, request=request, detail="", why=reason_in_words(reason))
+            detail = shortage_in_words(reason, num_passed.get(request, 0), 0)
+            yield Decision(action=action, request=request, detail=detail, why=reason_in_words(reason))
     scheduled = plan.scheduled
     for request, num_tokens, reason in zip(scheduled.id, scheduled.num_tokens, scheduled.reason, strict=True):
         detail = counted(num_tokens, "token")

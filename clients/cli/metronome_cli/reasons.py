@@ -15,6 +15,7 @@ _WORDS: Mapping[int, str] = {
     plan_pb2.REASON_READMITTED: "comes back after an eviction",
     plan_pb2.REASON_BACKFILLED: "does not delay the head of the line",
     plan_pb2.REASON_RESUMED: "fits again",
+    plan_pb2.REASON_SKIPPED_AHEAD: "fits, where those before it do not",
     plan_pb2.REASON_EVICTED_OUT_OF_BLOCKS: "blocks ran out",
     plan_pb2.REASON_EVICTED_FOR_PRIORITY: "more important work needs its room",
     plan_pb2.REASON_WAITING_FOR_BLOCKS: "waits for blocks",
@@ -47,6 +48,9 @@ _UNITS: Mapping[int, str] = {
 }
 
 
+_PASSING = (plan_pb2.REASON_BACKFILLED, plan_pb2.REASON_SKIPPED_AHEAD)
+
+
 def reason_in_words(reason: int) -> str:
     """Say why, in a few words; a reason of a later contract as its number."""
     return _WORDS.get(reason, f"reason {reason}")
@@ -54,6 +58,8 @@ def reason_in_words(reason: int) -> str:
 
 def shortage_in_words(reason: int, needed: int, available: int) -> str:
     """Say "needs 14 blocks, 9 free"; empty for a reason that counts nothing."""
+    if reason in _PASSING and needed > 0:
+        return f"passes {needed:,} that wait"
     unit = _UNITS.get(reason)
     if unit is None:
         return ""

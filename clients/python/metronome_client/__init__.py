@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from metronome_client.aio import AsyncInferenceClient
 from metronome_client.errors import MetronomeError
-from metronome_client.events import Delta, Event, Finished, FinishReason, Started, Usage, Waiting
+from metronome_client.events import Delta, Event, Finished, FinishReason, Started, TokenLogprobs, Usage, Waiting
 from metronome_client.inference import InferenceClient
 from metronome_client.recording import RecordingError, TruncatedRecordingError, read_recording
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt
@@ -33,6 +33,7 @@ __all__ = [
     "RecordingError",
     "SchedulerClient",
     "Started",
+    "TokenLogprobs",
     "TruncatedRecordingError",
     "Usage",
     "Waiting",

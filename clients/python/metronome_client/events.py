@@ -30,12 +30,27 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """The log-probabilities at one position: of the token there, and of the most likely ones, best first."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """More of the answer. `text` holds whole characters and may be empty while one is incomplete."""
+    """More of the answer. `text` holds whole characters and may be empty while one is incomplete.
+
+    `logprobs` are those of `token_ids`; `prompt_logprobs`, in the first delta alone, those of the prompt, whose first
+    token has none. Both are empty unless asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +93,7 @@ def event_from_message(message: inference_pb2.GenerateResponse) -> Event | None:
         case "started":
             return _started(message.started)
         case "delta":
-            delta = message.delta
-            return Delta(text=delta.text, token_ids=tuple(delta.token_ids), index=delta.index)
+            return _delta(message.delta)
         case "finished":
             return _finished(message.finished)
         case "heartbeat" if message.heartbeat.detail:
@@ -94,6 +108,23 @@ def _started(started: inference_pb2.Started) -> Started:
         num_prompt_tokens=started.num_prompt_tokens,
         max_tokens=started.max_tokens,
         seed=started.sampling.seed,
+    )
+
+
+def _delta(delta: inference_pb2.Delta) -> Delta:
+    first, others = delta.prompt_logprobs[:1], delta.prompt_logprobs[1:]
+    return Delta(
+        text=delta.text,
+        token_ids=tuple(delta.token_ids),
+        index=delta.index,
+        logprobs=tuple(_logprobs(told) for told in delta.logprobs),
+        prompt_logprobs=(*(None for _ in first), *(_logprobs(told) for told in others)),
+    )
+
+
+def _logprobs(told: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        logprob=told.logprob, top_token_ids=tuple(told.top_token_ids), top_logprobs=tuple(told.top_logprobs)
     )
 
 

@@ -5,8 +5,9 @@ The client checks nothing that the service checks, so that there is one set of r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from metronome.inference.v1 import inference_pb2
 
@@ -27,7 +28,9 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 class GenerateOptions:
     """Options of a request.
 
-    None leaves a choice to the executor: temperature 1, top_p 1, a random seed, as many tokens as fit.
+    None leaves a choice to the executor: temperature 1, top_p 1, a random seed, as many tokens as fit, any form, one
+    answer, no log-probabilities. At most one of `json_schema` (as JSON, or as the value), `regex` and `grammar` is set.
+    `logprobs`: how many of the most likely tokens come with each token of the answer; `prompt_logprobs`: of the prompt.
     """
 
     max_tokens: int | None = None
@@ -37,10 +40,24 @@ class GenerateOptions:
     min_p: float = 0.0
     seed: int | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    json_schema: str | Mapping[str, object] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    n: int | None = None
+    best_of: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    echo: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    omit_text: bool = False
     priority: int = 0
     tenant: str = ""
     expected_output_tokens: int = 0
@@ -48,7 +65,11 @@ class GenerateOptions:
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
-    """Write the message. An empty sequence becomes an empty list of token ids, which the executor refuses."""
+    """Write the message. An empty sequence becomes an empty list of token ids, which the executor refuses.
+
+    Raises ValueError where more than one form is asked for: the message has room for one.
+    """
+    _check_one_form(options)
     request = inference_pb2.GenerateRequest(
         request_id=options.request_id,
         sampling=inference_pb2.SamplingParameters(
@@ -58,6 +79,16 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
             min_p=options.min_p,
             seed=options.seed,
             repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=options.logit_bias,
+            allowed_token_ids=options.allowed_token_ids,
+            banned_token_ids=options.banned_token_ids,
+            json_schema=_json_schema(options.json_schema),
+            regex=options.regex,
+            grammar=options.grammar,
+            n=options.n,
+            best_of=options.best_of,
         ),
         stopping=inference_pb2.StoppingCriteria(
             max_tokens=options.max_tokens,
@@ -65,6 +96,12 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
             stop=options.stop,
             stop_token_ids=options.stop_token_ids,
             ignore_eos=options.ignore_eos,
+        ),
+        output=inference_pb2.OutputOptions(
+            echo=options.echo,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+            omit_text=options.omit_text,
         ),
         priority=options.priority,
         tenant=options.tenant,
@@ -78,6 +115,16 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
         token_ids = [item for item in prompt if isinstance(item, int)]
         request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=token_ids))
     return request
+
+
+def _check_one_form(options: GenerateOptions) -> None:
+    asked = [name for name in ("json_schema", "regex", "grammar") if getattr(options, name) is not None]
+    if len(asked) > 1:
+        raise ValueError(f"an answer has one form, not {' and '.join(asked)}")
+
+
+def _json_schema(schema: str | Mapping[str, object] | None) -> str | None:
+    return schema if schema is None or isinstance(schema, str) else json.dumps(schema)
 
 
 def chat_messages(messages: Sequence[ChatMessage]) -> inference_pb2.ChatMessages:

@@ -17,7 +17,7 @@ import pytest
 from scheduler_service.core.executor_plan import ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
-from scheduler_service.core.policy import Policy, check_offered, check_policy
+from scheduler_service.core.policy import Policy, check_policy
 from scheduler_service.core.state import ExecutorState
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
@@ -34,7 +34,6 @@ def drawn(seed: int) -> tuple[ExecutorState, Policy]:
     executor, policy = random_executor(random), random_policy(random)
     validate(cluster_of(executor))
     check_policy(policy, "policy")
-    check_offered(policy, "policy")
     return executor, policy
 
 
@@ -69,8 +68,8 @@ def test_the_states_are_busy_enough_to_meet_every_reason() -> None:
         plan = plan_executor(executor, policy)
         met.update(Reason(reason) for reason in reasons_of(plan, executor, policy))
     unmet = set(Reason) - set(met)
-    # Not offered, and said of placements alone.
-    assert unmet == {Reason.WAITING_FOR_SHARED_PREFIX, Reason.WAITING_DRAINING}
+    # Said of placements alone.
+    assert unmet == {Reason.WAITING_DRAINING}
 
 
 def reasons_of(plan: ExecutorPlan, executor: ExecutorState, policy: Policy) -> list[int]:

@@ -25,7 +25,15 @@ def known_to_both(random: Random) -> tuple[ExecutorState, Policy]:
         # With one tenant there are no turns to take.
         executor.requests.tenant[:] = 0
         executor = replace(executor, tenants=TENANTS[:1])
-    kept = ("ordering", "aging_seconds", "admission", "watermark", "chunk_size_tokens", "max_num_partial_prefills")
+    kept = (
+        "ordering",
+        "aging_seconds",
+        "admission",
+        "watermark",
+        "chunk_size_tokens",
+        "max_num_partial_prefills",
+        "hold_for_shared_prefix",
+    )
     policy = Policy(**{name: getattr(drawn, name) for name in kept})
     if drawn.preemption is Preemption.NEVER:
         policy = replace(policy, preemption=Preemption.NEVER)

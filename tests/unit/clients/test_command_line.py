@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from google.rpc.code_pb2 import Code
 
+from metronome.inference.v1 import inference_pb2
 from metronome.scheduler.v1 import plan_pb2, scheduler_pb2
 from metronome_cli.errors import explain
 from metronome_cli.main import run_command
@@ -76,6 +78,71 @@ def test_generate_as_json_is_one_event_a_line(capsys):
     assert started["event"] == "started"
     assert delta == {"event": "delta", "text": "é", "token_ids": [0], "index": 0}
     assert (finished["event"], finished["reason"]) == ("finished", "LENGTH")
+
+
+def test_generate_sends_what_may_be_asked_of_tokens(tmp_path, capsys):
+    executor = FakeExecutor()
+    (tmp_path / "schema.json").write_text('{"type": "null"}')
+    (tmp_path / "grammar.lark").write_text('start: "a"')
+    with serving(executor) as address:
+        options = ["--min-p", "0.5", "--repetition-penalty", "1.5", "--presence-penalty", "-1"]
+        options += ["--frequency-penalty", "0.25", "--min-tokens", "3", "--echo", "--json"]
+        forms = [("--json-schema", tmp_path / "schema.json"), ("--grammar", tmp_path / "grammar.lark")]
+        for form in [*forms, ("--regex", "a+")]:
+            assert run("generate", "x", "--executor", address, *options, *form) == 0
+
+    for request in executor.requests:
+        sampling = request.sampling
+        assert (sampling.min_p, sampling.repetition_penalty) == (0.5, 1.5)
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 0.25)
+        assert (request.stopping.min_tokens, request.output.echo) == (3, True)
+        assert not request.output.HasField("logprobs")
+    schema, grammar, regex = (request.sampling for request in executor.requests)
+    assert (schema.json_schema, grammar.grammar, regex.regex) == ('{"type": "null"}', 'start: "a"', "a+")
+
+
+def test_generate_prints_log_probabilities_under_the_answer(capsys):
+    with serving(FakeExecutor()) as address:
+        assert run("generate", "Hi", "--executor", address, "--logprobs", "2", "--prompt-logprobs", "0") == 0
+
+    answer, *table = capsys.readouterr().out.splitlines()
+    assert answer == " once upon a time"
+    assert [line.split() for line in table] == [
+        [],
+        ["log-probabilities", "of", "the", "prompt"],
+        ["token", "log", "p", "likeliest"],
+        ["'i'", "-3.00"],
+        [],
+        ["log-probabilities", "of", "the", "answer"],
+        ["token", "log", "p", "likeliest"],
+        *([token, "-0.50", "'a'", "-0.50", "'b'", "-1.25"] for token in (r"'\x00'", r"'\x01'", r"'\x02'", r"'\x03'")),
+    ]
+
+
+def test_generate_prints_several_answers_one_after_another(capsys):
+    class Two(FakeExecutor):
+        def Generate(
+            self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
+        ) -> Iterator[inference_pb2.GenerateResponse]:
+            assert (request.sampling.n, request.sampling.best_of) == (2, 3)
+            for index, text in ((1, "b"), (0, "a"), (1, "bb"), (0, "aa")):
+                yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text, token_ids=[7]))
+            for index in (1, 0):
+                yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(index=index))
+
+    with serving(Two()) as address:
+        assert run("generate", "x", "--executor", address, "--n", "2", "--best-of", "3") == 0
+
+    assert capsys.readouterr().out == "--- 2\nbbb\n--- 1\naaa\n"
+
+
+def test_generate_as_json_has_log_probabilities_where_they_were_asked_for(capsys):
+    with serving(FakeExecutor(tokens=("é",))) as address:
+        run("generate", "x", "--executor", address, "--json", "--logprobs", "2")
+
+    _, delta, _ = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert delta["logprobs"] == [{"logprob": -0.5, "top_token_ids": [97, 98], "top_logprobs": [-0.5, -1.25]}]
+    assert "prompt_logprobs" not in delta
 
 
 def test_generate_reads_a_prompt_from_a_file(tmp_path, capsys):
@@ -214,6 +281,8 @@ def test_an_unknown_profile_is_one_line(capsys):
         ("generate", "x", "--tenant", "\udcff"),
         ("plan", EXAMPLE_STATE, "--profile", "\udcff"),
         ("generate", "x", "--executor", ""),
+        ("generate", "x", "--regex", "a", "--json-schema", "b"),
+        ("generate", "x", "--logprobs", "-1"),
         ("run", "--scheduler", "garbage"),
         ("up", "--model", ""),
         ("dance",),

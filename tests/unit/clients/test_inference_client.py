@@ -9,6 +9,7 @@ from contextlib import aclosing, closing
 import grpc
 import pytest
 
+from metronome.inference.v1 import inference_pb2
 from metronome_client import (
     AsyncInferenceClient,
     ChatMessage,
@@ -19,6 +20,7 @@ from metronome_client import (
     InferenceClient,
     MetronomeError,
     Started,
+    TokenLogprobs,
 )
 from metronome_client.requests import generate_request
 from support.fake_services import FakeExecutor, serving
@@ -125,6 +127,61 @@ def test_a_request_says_only_what_was_chosen():
     assert not request.sampling.HasField("temperature")
     assert not request.sampling.HasField("seed")
     assert not request.stopping.HasField("max_tokens")
+
+
+def test_everything_that_may_be_asked_for_is_sent():
+    options = GenerateOptions(
+        min_p=0.5,
+        repetition_penalty=2.0,
+        presence_penalty=-1.0,
+        frequency_penalty=1.5,
+        logit_bias={3: -4.0},
+        allowed_token_ids=(1, 2),
+        banned_token_ids=(2,),
+        regex="",
+        min_tokens=3,
+        echo=True,
+        logprobs=0,
+        prompt_logprobs=5,
+        omit_text=True,
+    )
+    request = generate_request("text", options)
+
+    assert request.sampling == inference_pb2.SamplingParameters(
+        min_p=0.5,
+        repetition_penalty=2,
+        presence_penalty=-1,
+        frequency_penalty=1.5,
+        logit_bias={3: -4},
+        allowed_token_ids=[1, 2],
+        banned_token_ids=[2],
+        regex="",
+    )
+    assert request.sampling.WhichOneof("constraint") == "regex"
+    assert request.stopping.min_tokens == 3
+    assert request.output == inference_pb2.OutputOptions(echo=True, logprobs=0, prompt_logprobs=5, omit_text=True)
+
+
+@pytest.mark.parametrize("schema", ['{"type": "integer"}', {"type": "integer"}])
+def test_a_schema_is_json_or_the_value(schema):
+    request = generate_request("text", GenerateOptions(json_schema=schema))
+
+    assert request.sampling.json_schema == '{"type": "integer"}'
+
+
+def test_an_answer_has_one_form():
+    with pytest.raises(ValueError, match="json_schema and grammar"):
+        generate_request("text", GenerateOptions(json_schema="{}", grammar="start: 'a'"))
+
+
+def test_log_probabilities_come_with_their_tokens(address):
+    with InferenceClient(address) as client:
+        _, first, second, *_ = client.generate("x", GenerateOptions(logprobs=2, prompt_logprobs=0))
+
+    told = TokenLogprobs(logprob=-0.5, top_token_ids=(97, 98), top_logprobs=(-0.5, -1.25))
+    assert (first.logprobs, second.logprobs) == ((told,), (told,))
+    assert first.prompt_logprobs == (None, TokenLogprobs(logprob=-3.0, top_token_ids=(), top_logprobs=()))
+    assert second.prompt_logprobs == ()
 
 
 def test_zero_is_a_choice():

@@ -31,6 +31,7 @@ def test_every_reason_of_the_contract_has_words():
         (plan_pb2.REASON_WAITING_FOR_BLOCKS, "needs 14 blocks, 9 free"),
         (plan_pb2.REASON_WAITING_FOR_SEQS, "needs 14 places, 9 free"),
         (plan_pb2.REASON_REJECTED_EXCEEDS_BLOCKS, "needs 14 blocks, at most 9"),
+        (plan_pb2.REASON_SKIPPED_AHEAD, "passes 14 that wait"),
         (plan_pb2.REASON_DECODE, ""),
     ],
 )
@@ -57,6 +58,18 @@ def test_the_composition_is_a_sentence():
     words = "1,512 prefill tokens of 2 requests, 1 decode token of 1 request; about 412.3 ms"
     assert composition_in_words(plan) == words
     assert composition_in_words(plan_pb2.ExecutorPlan()) == "nothing runs"
+
+
+def test_one_that_passes_others_says_how_many():
+    plan = plan_pb2.ExecutorPlan(
+        admit=plan_pb2.TransitionTable(id=[4], reason=[plan_pb2.REASON_BACKFILLED]),
+        explanations=plan_pb2.ExplanationTable(
+            id=[3, 4], reason=[plan_pb2.REASON_WAITING_FOR_BLOCKS, plan_pb2.REASON_BACKFILLED], needed=[9, 2]
+        ),
+    )
+
+    words = "admit 4 passes 2 that wait does not delay the head of the line"
+    assert words in [" ".join(line) for line in shown(plan)]
 
 
 def test_each_list_of_the_plan_is_shown():

@@ -8,6 +8,7 @@ import pytest
 
 from executor_service.config import Config, parse_config
 from executor_service.engine.planning import Overlap
+from executor_service.kernels.choice import KernelChoice
 from executor_service.telemetry import LogFormat
 
 
@@ -64,6 +65,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         GRACE_S="0.5",
         MODEL="m",
         DTYPE="float32",
+        KERNELS="torch",
         THREADS="2",
         KV_CACHE_MEMORY="64MiB",
         NUM_SWAP_BLOCKS="0",
@@ -87,6 +89,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         grace_s=0.5,
         model="m",
         dtype="float32",
+        kernels=KernelChoice.TORCH,
         threads=2,
         num_blocks=None,
         kv_cache_bytes=64 * 2**20,

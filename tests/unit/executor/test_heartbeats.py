@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from executor_service import servicer
+from executor_service.convert.answers import EachAsItComes
 from executor_service.engine.inbox import EngineClosedError
 from executor_service.engine.request import FinishedEvent, FinishReason, Usage
 from executor_service.executor import Place
@@ -54,8 +56,9 @@ def heartbeats(monkeypatch: pytest.MonkeyPatch, *places: Place | None, interval_
     monkeypatch.setattr(servicer, "HEARTBEAT_INTERVAL_S", interval_s)
 
     async def listen() -> list[tuple[int, str]]:
-        stream = Stream(request_id=1, name="x")
-        responses = servicer._responses(Queue(stream, places), stream, with_text=True)  # type: ignore[arg-type]
+        stream = Stream(request_ids=(1,), name="x")
+        queue: Any = Queue(stream, places)
+        responses = servicer._responses(queue, stream, EachAsItComes((1,)), with_text=True)
         heard = [response async for response in responses]
         assert heard.pop().HasField("finished")
         return [(response.heartbeat.num_ahead, response.heartbeat.detail) for response in heard]

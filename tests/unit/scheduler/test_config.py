@@ -72,7 +72,7 @@ def test_a_profile_is_read_from_its_file(tmp_path: Path) -> None:
         ('description = "x"\n[policy]\nchunk_size_tokens = "64"', "chunk_size_tokens cannot be '64'"),
         ('description = "x"\n[policy]\nchunk_size_tokens = true', "chunk_size_tokens cannot be True"),
         ('description = "x"\n[policy]\nchunk_size_tokens = 0', "out of range"),
-        ('description = "x"\n[policy]\nhold_for_shared_prefix = true', "not offered"),
+        ('description = "x"\n[policy]\nhold_for_shared_prefix = "yes"', "hold_for_shared_prefix cannot be 'yes'"),
         ("[policy]", "needs a text `description`"),
         ("description =", "Invalid value"),
     ],

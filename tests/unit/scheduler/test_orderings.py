@@ -12,7 +12,7 @@ from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.rank import log2_interpolated, ranked, tenant_counters
 from scheduler_service.core.state import ExecutorLimits, Tenant
 from support.arithmetic_executor import ITERATION_US, ArithmeticExecutor
-from support.states import NOW_US, Row, executor_of, preempted, running, swapped, waiting
+from support.states import EVEN_TENANTS, NOW_US, Row, executor_of, preempted, requests_of, running, swapped, waiting
 
 ONE_PLACE = ExecutorLimits(max_num_batched_tokens=256, max_num_seqs=1, block_size=16, num_blocks=64, max_model_len=256)
 SECOND = 1_000_000
@@ -147,6 +147,36 @@ def test_case_10_tenants_differ_by_one_largest_request() -> None:
     # 20 times 15 tokens of the one tenant, and so at most three requests of the other, were served by then.
     assert len([id for id in executor.finished if id <= 20]) <= 4
     assert executor.tokens_of(5) == [0] * len(executor.history)
+
+
+def test_fair_by_residency_tenants_differ_by_one_largest_request() -> None:
+    policy = Policy(ordering=Ordering.FAIR, kv_residency_charge=2.0)
+    executor = ArithmeticExecutor(limits=ONE_PLACE, policy=policy, weights=(1.0, 1.0))
+    for i in range(20):
+        executor.submit(1 + i, prompt=128, new=16, tenant=0)
+        executor.submit(101 + i, prompt=8, new=8, tenant=1)
+    # The long one holds 8 blocks for a pass and 9 for 15, the short one 1 for 8.
+    largest, smallest = 143 + 2 * (8 + 15 * 9), 15 + 2 * 8
+    while any(id > 100 for id in executor.requests):
+        executor.step()
+        assert abs(executor.services[0] - executor.services[1]) <= largest
+    assert executor.services[1] == 20 * smallest
+    assert len([id for id in executor.finished if id <= 20]) <= 20 * smallest // largest + 1
+
+
+def test_a_turn_under_fair_counts_the_blocks_that_a_request_will_hold_alone() -> None:
+    # 47 tokens in 15 passes and 3 blocks, against 46 tokens in 31 passes and 2 blocks in the mean.
+    rows = [waiting(id, tenant=0, num_prompt_tokens=33, max_output_tokens=15) for id in (1, 2, 3)]
+    others = [waiting(id, tenant=1, num_prompt_tokens=16, max_output_tokens=31) for id in (11, 12, 13)]
+    state = executor_of(*rows, *others, max_num_seqs=3, tenants=EVEN_TENANTS, max_num_batched_tokens=512)
+    by_tokens, by_blocks = Policy(ordering=Ordering.FAIR), Policy(ordering=Ordering.FAIR, kv_residency_charge=1.0)
+    assert sorted(plan_executor(state, by_tokens).admit.id.tolist()) == [1, 11, 12]
+    plan = plan_executor(state, by_blocks)
+    assert sorted(plan.admit.id.tolist()) == [1, 2, 11]
+    assert plan.kv_residency_charge == 1.0
+    shared = [{**row, "num_computed_tokens": 15, "num_blocks": 1, "num_shared_blocks": 1} for row in others]
+    state = replace(state, requests=requests_of(*rows, *shared))
+    assert sorted(plan_executor(state, by_blocks).admit.id.tolist()) == [1, 11, 12]
 
 
 def test_fair_shares_places_that_come_free_at_once_by_weight() -> None:

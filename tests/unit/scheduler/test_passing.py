@@ -8,11 +8,13 @@ from random import Random
 import pytest
 
 from scheduler_service.core.executor_plan import Reason
+from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
-from scheduler_service.core.policy import HeadOfLine, Policy
+from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
 from scheduler_service.core.state import ExecutorLimits, RequestStatus
+from scheduler_service.core.verify import verify
 from support.arithmetic_executor import ArithmeticExecutor
-from support.states import executor_of, running, waiting
+from support.states import EVEN_TENANTS, executor_of, running, waiting
 
 SKIP = Policy(head_of_line=HeadOfLine.SKIP, watermark=0)
 BACKFILL = Policy(head_of_line=HeadOfLine.BACKFILL, watermark=0)
@@ -25,6 +27,32 @@ def test_skip_lets_pass_what_fits_beside_those_that_passed_before() -> None:
     assert plan.admit.id.tolist() == [3, 5, 6]
     assert plan.shortfall is not None
     assert (plan.shortfall.id, plan.shortfall.reason) == (2, Reason.WAITING_FOR_BLOCKS)
+
+
+def test_those_that_pass_say_how_many_they_pass() -> None:
+    ends_soon = {"max_output_tokens": 2}
+    rows = [running(1, num_prompt_tokens=62, max_output_tokens=30), waiting(2, num_prompt_tokens=96)]
+    rows += [waiting(3, num_prompt_tokens=32, **ends_soon), waiting(4, num_prompt_tokens=48, **ends_soon)]
+    state = executor_of(*rows, waiting(5, **ends_soon), num_blocks=8, max_num_batched_tokens=256)
+    for policy, reason, num_passed in (
+        (SKIP, Reason.SKIPPED_AHEAD, {3: 1, 5: 2}),
+        (BACKFILL, Reason.BACKFILLED, {3: 1}),
+    ):
+        plan = plan_executor(state, policy)
+        assert (plan.admit.id.tolist(), set(plan.admit.reason.tolist())) == (list(num_passed), {reason})
+        explained = explain_executor(state, plan, policy)
+        passing = explained.reason == reason
+        assert dict(zip(explained.id[passing], explained.needed[passing], strict=True)) == num_passed
+
+
+def test_tenants_take_turns_so_only_those_of_its_own_are_passed() -> None:
+    rows = [running(1, num_prompt_tokens=62), waiting(2, num_prompt_tokens=96, tenant=0)]
+    rows += [waiting(3, tenant=1, num_prompt_tokens=80), waiting(4, tenant=1), waiting(5, tenant=1)]
+    fair = replace(SKIP, ordering=Ordering.FAIR)
+    state = executor_of(*rows, num_blocks=8, tenants=EVEN_TENANTS)
+    plan = plan_executor(state, fair)
+    assert plan.admit.reason.tolist() == [Reason.SKIPPED_AHEAD] * 2
+    assert explain_executor(state, plan, fair).needed.tolist()[3:] == [1, 1]
 
 
 def test_nobody_is_overtaken_more_often_than_the_policy_says() -> None:
@@ -53,6 +81,16 @@ def test_a_steady_stream_of_small_requests_passes_a_large_one_so_many_times_and_
     admitted_before = {id for plan in executor.history[:started] for id in plan.admit.id.tolist()}
     assert len(admitted_before) == 5
     executor.run()
+
+
+def test_blocks_for_drafts_put_the_head_off_and_others_may_pass_meanwhile() -> None:
+    drafts = {"num_draft_tokens": 3, "max_output_tokens": 10, "expected_output_tokens": 2}
+    rows = [running(1, num_prompt_tokens=15, **drafts), waiting(2, num_prompt_tokens=48)]
+    state = executor_of(*rows, waiting(3, max_output_tokens=1), num_blocks=4)
+    plan = plan_executor(state, BACKFILL)
+    assert plan.scheduled.num_tokens.tolist() == [4, 16]
+    assert plan.admit.id.tolist() == [3]
+    assert verify(state, plan, BACKFILL) == ()
 
 
 def test_backfill_lets_pass_what_ends_before_the_head_starts() -> None:

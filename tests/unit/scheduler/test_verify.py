@@ -240,6 +240,34 @@ def rejecting(id: int, reason: Reason, **fields: Any) -> ExecutorPlan:
             "PROGRESS",
             (1,),
         ),
+        (
+            executor_of(waiting(1, next_block_hash=7), waiting(2, next_block_hash=7)),
+            plan_of({1: 16, 2: 16}, admit=(1, 2)),
+            policy_of(hold_for_shared_prefix=True),
+            "SHARED_PREFIX",
+            (1, 2),
+        ),
+        (
+            executor_of({**PREFILLS, "next_block_hash": -7}, waiting(3, next_block_hash=-7)),
+            plan_of({2: 20, 3: 16}, admit=(3,)),
+            policy_of(hold_for_shared_prefix=True),
+            "SHARED_PREFIX",
+            (2, 3),
+        ),
+        (
+            executor_of(waiting(1), waiting(2, next_block_hash=7), max_num_seqs=1),
+            plan_of({2: 16}, admit=(2,)),
+            policy_of(hold_for_shared_prefix=True),
+            "NO_STARVATION",
+            (1, 2),
+        ),
+        (
+            executor_of(running(1)),
+            plan_of({1: 1}),
+            policy_of(ordering=Ordering.FAIR, kv_residency_charge=0.5),
+            "NO_STARVATION",
+            (),
+        ),
     ],
 )
 def test_a_plan_that_breaks_a_rule_of_its_policy_is_reported(

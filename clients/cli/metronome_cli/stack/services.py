@@ -11,6 +11,7 @@ class ExecutorSettings:
 
     model: str | None = None
     dtype: str | None = None
+    kernels: str | None = None
     num_blocks: int | None = None
     num_swap_blocks: int | None = None
     max_num_batched_tokens: int | None = None

@@ -26,6 +26,7 @@ def test_every_list_arrives() -> None:
         evict=pb.EvictTable(id=[4, 5], mode=[pb.EVICT_MODE_SWAP, pb.EVICT_MODE_RECOMPUTE]),
         reject=pb.RejectTable(id=[6], reason=[pb.REASON_REJECTED_EXCEEDS_BLOCKS], needed=[13], available=[8]),
         predicted_time_us=77,
+        kv_residency_charge=0.5,
     )
     plan = plan_from_response(response_of(message), executor_id="a")
     assert plan.iteration == 2**40
@@ -33,7 +34,7 @@ def test_every_list_arrives() -> None:
     assert (plan.admit.tolist(), plan.resume.tolist(), plan.evict.tolist()) == ([2], [3], [4, 5])
     assert plan.evict_modes.tolist() == [EvictMode.SWAP, EvictMode.RECOMPUTE]
     assert plan.reject == (Rejection(id=6, detail="REJECTED_EXCEEDS_BLOCKS: needs 13, there are 8"),)
-    assert plan.predicted_us == 77
+    assert (plan.predicted_us, plan.kv_residency_charge) == (77, 0.5)
 
 
 def test_an_empty_plan_is_a_plan() -> None:
@@ -64,6 +65,9 @@ def test_a_reason_that_nobody_knows_yet_is_given_as_its_number() -> None:
             )
         ],
         [pb.ExecutorPlan(executor_id="a", reject=pb.RejectTable(id=[1]))],
+        [pb.ExecutorPlan(executor_id="a", kv_residency_charge=float("nan"))],
+        [pb.ExecutorPlan(executor_id="a", kv_residency_charge=-0.5)],
+        [pb.ExecutorPlan(executor_id="a", kv_residency_charge=1e6 + 1)],
     ],
 )
 def test_what_is_not_one_plan_for_this_executor_is_refused(plans: list[pb.ExecutorPlan]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,16 @@ def test_those_that_ended_meanwhile_are_dropped_from_every_list() -> None:
 def test_an_unknown_request_is_not_excused_by_others_that_ended() -> None:
     with pytest.raises(PlanRefusedError, match=r"unknown requests \[80\]"):
         check(plan_of({1: 1, 70: 1, 80: 1}), crowded_books(), ended=frozenset({70}))
+
+
+def test_the_charge_of_a_plan_counts_from_its_pass_on() -> None:
+    books = crowded_books()
+    served = books.tenants.service.sum()
+    apply(check(replace(plan_of({1: 1}), kv_residency_charge=2.0), books, ended=NOBODY), books)
+    books.advance(books.rows_of([1]), np.array([1], dtype=np.int32))
+    assert books.tenants.service.sum() == served + 1 + 2 * (3 + 3 + 2), "all that are on the device, whoever runs"
+    apply(check(plan_of(), books, ended=NOBODY), books)
+    assert books.tenants.kv_residency_charge == 2.0, "a plan that says nothing of it leaves it"
 
 
 def test_the_empty_plan_holds() -> None:

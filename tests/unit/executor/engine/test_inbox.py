@@ -48,7 +48,30 @@ def test_case_7_the_fifth_of_four_places_is_refused_and_leaves_no_state() -> Non
     assert accepted == list("ABCDEG")
 
 
-def test_a_queue_of_no_places_takes_what_can_run_at_once() -> None:
+def test_case_7_requests_that_come_together_are_taken_together_or_not_at_all() -> None:
+    inbox, accepted = inbox_of(4), list[str]()
+    inbox.submit(noting(accepted, "A"), num_requests=2)
+    with pytest.raises(QueueFullError, match=r"2 requests wait, 4 may .*, and 3 are asked for"):
+        inbox.submit(noting(accepted, "B"), num_requests=3)
+    inbox.submit(noting(accepted, "C"), num_requests=2)
+    inbox.run_commands()
+    assert accepted == ["A", "C"]
+    with pytest.raises(QueueFullError):
+        inbox.submit(noting(accepted, "D"))
+
+
+def test_a_queue_of_no_places_takes_together_what_can_run_at_once() -> None:
+    inbox = inbox_of(0, max_num_seqs=3)
+    with pytest.raises(QueueFullError):
+        inbox.submit(lambda: None, num_requests=4)
+    inbox.submit(lambda: None, num_requests=3)
+    inbox.run_commands()
+    inbox.publish(num_waiting=0, num_requests=3)
+    with pytest.raises(QueueFullError):
+        inbox.submit(lambda: None)
+
+
+def test_a_queue_of_no_places_takes_what_what_can_run_at_once() -> None:
     inbox = inbox_of(0, max_num_seqs=2)
     inbox.submit(lambda: None)
     with pytest.raises(QueueFullError):

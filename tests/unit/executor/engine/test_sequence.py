@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from executor_service.engine.request import FinishReason
+from executor_service.engine.request import FinishReason, OutputOptions
 from executor_service.engine.sequence import Sequence
-from support.engine import Spelling, sequence_of
+from executor_service.sampling.adjustments import Adjustments
+from executor_service.sampling.penalties import Penalties
+from support.engine import GREEDY, Spelling, sequence_of
 
 SPELLED = Spelling({1: "AB", 2: "C", 3: "DEF", 4: "G", 5: "HI", 6: "J", 7: "X", 8: "Y"})
 END = 99
@@ -76,6 +80,43 @@ def test_text_that_the_detokenizer_held_may_complete_a_stop_string(held_to_the_e
     assert sequence.push(1).finish_reason is None
     output = sequence.push(1)
     assert (output.text, output.finish_reason, output.matched_stop) == ("AB", FinishReason.STOP, held_to_the_end)
+
+
+def test_a_stop_token_before_the_least_length_does_not_end_the_answer() -> None:
+    """No sampler chooses one then; whoever runs without one is held to it too."""
+    sequence = sequence_of(1, [1], 9, stop_token_ids=[END], min_new=2, detokenizer=SPELLED)
+    assert [sequence.push(END).finish_reason for _ in range(3)] == [None, None, FinishReason.STOP]
+
+
+def test_a_stop_string_is_looked_for_in_the_text_after_the_least_length() -> None:
+    sequence = sequence_of(1, [1], 9, stop=["BC", "X"], min_new=3, detokenizer=SPELLED)
+    outputs = [sequence.push(token) for token in (7, 1, 2, 1, 2)]
+    assert [output.text for output in outputs] == ["X", "AB", "C", "A", ""]
+    assert [output.finish_reason for output in outputs] == [None] * 4 + [FinishReason.STOP]
+    assert outputs[-1].matched_stop == "BC"
+
+
+def test_a_stop_string_that_began_before_the_least_length_is_none() -> None:
+    sequence = sequence_of(1, [1], 3, stop=["BC"], min_new=1, detokenizer=SPELLED)
+    assert [sequence.push(token).text for token in (1, 2, 1)] == ["AB", "C", "AB"]
+
+
+def test_text_to_echo_comes_once_and_stops_are_not_looked_for_in_it() -> None:
+    sequence = sequence_of(1, [1], 9, stop=["AB"], detokenizer=SPELLED, output=OutputOptions(echo="ABC"))
+    assert [sequence.push(token).text for token in (2, 3)] == ["ABCC", "DEF"]
+
+
+def test_text_to_echo_comes_although_the_first_token_ends_the_answer() -> None:
+    sequence = sequence_of(1, [1], 9, stop_token_ids=[END], output=OutputOptions(echo="ABC"))
+    output = sequence.push(END)
+    assert (output.text, output.finish_reason) == ("ABC", FinishReason.STOP)
+
+
+def test_only_a_request_that_changes_its_logits_has_an_adjuster() -> None:
+    assert sequence_of(1, [1], 9).adjuster is None
+    assert sequence_of(1, [1], 9, min_new=1).adjuster is not None
+    asked = replace(GREEDY, adjustments=Adjustments(penalties=Penalties(presence=0.1)))
+    assert sequence_of(1, [1], 9, sampling=asked).adjuster is not None
 
 
 def test_a_long_answer_outgrows_its_buffer_and_keeps_every_token() -> None:

@@ -53,6 +53,7 @@ def really_run(books: Books, rows: Rows, num_tokens: np.ndarray) -> None:
 def test_a_projection_equals_the_snapshot_after_the_pass(seed: int) -> None:
     rng = np.random.default_rng(seed)
     books = books_with(limits_of(num_blocks=64, num_swap_blocks=64), *random_standings(rng))
+    books.tenants.kv_residency_charge = float(rng.choice([0.0, 0.5]))
     running = books.rows_with(Status.RUNNING)
     rows = rng.permutation(running)[: rng.integers(len(running) + 1)]
     num_tokens = rng.integers(1, books.num_lacking_tokens(rows) + 1).astype(np.int32)

@@ -6,7 +6,7 @@ from executor_service.engine.tenants import MAX_REMEMBERED, Tenants
 
 
 def serve(tenants: Tenants, index: int, num_tokens: int) -> None:
-    tenants.serve(np.array([index]), np.array([num_tokens]))
+    tenants.serve(np.array([index]), np.array([num_tokens]), np.array([0]))
 
 
 def test_a_tenant_keeps_its_index_while_it_has_requests() -> None:
@@ -29,8 +29,19 @@ def test_names_are_never_there_twice() -> None:
 def test_one_pass_serves_several_requests_of_a_tenant() -> None:
     tenants = Tenants()
     a, b = tenants.enter("a"), tenants.enter("b")
-    tenants.serve(np.array([a, b, a]), np.array([5, 1, 2]))
-    assert tenants.service.tolist() == [7, 1]
+    tenants.serve(np.array([a, b, a]), np.array([5, 1, 2]), np.array([9, 9, 9]))
+    assert tenants.service.tolist() == [7, 1], "blocks are free unless a plan charges for them"
+
+
+def test_blocks_held_are_charged_as_the_plan_says() -> None:
+    tenants = Tenants()
+    a, b = tenants.enter("a"), tenants.enter("b")
+    tenants.kv_residency_charge = 0.25
+    tenants.serve(np.array([a, b, a]), np.array([5, 1, 0]), np.array([4, 0, 8]))
+    assert tenants.service.tolist() == [8, 1]
+    tenants.leave(b)
+    index = tenants.enter("b")
+    assert tenants.service[index] == 8, "who comes back starts with the least served, the charge included"
 
 
 def test_idling_saves_up_no_credit() -> None:
@@ -57,7 +68,7 @@ def test_leaving_for_a_moment_wipes_out_no_debt() -> None:
 def test_a_newcomer_starts_with_the_least_served() -> None:
     tenants = Tenants()
     a, b = tenants.enter("a"), tenants.enter("b")
-    tenants.serve(np.array([a, b]), np.array([70, 30]))
+    tenants.serve(np.array([a, b]), np.array([70, 30]), np.array([0, 0]))
     index = tenants.enter("new")
     assert tenants.service[index] == 30
 

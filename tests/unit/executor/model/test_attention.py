@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from executor_service.kv.cache import KVCache, KVCacheSpec
-from executor_service.model.attention_paged import paged_attention
+from executor_service.model.attention_paged import attend_decode_groups, attend_prefill_chunks
 from executor_service.model.attention_reference import reference_attention
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.device_batch import DeviceBatch
+from support.kernels import compiled_kernels
 from support.paging import shuffled_block_tables
 
 # float32: sums of up to 200 products in another order. bfloat16 has 8 bits: scores of up to 8 are rounded by up to
@@ -53,6 +55,25 @@ def filled_cache(batch: RaggedBatch, *, dtype: torch.dtype, block_size: int, num
     return kv_cache
 
 
+def reference(query: torch.Tensor, kv_cache: KVCache, batch: RaggedBatch, **how: Any) -> torch.Tensor:
+    output = torch.empty_like(query)
+    reference_attention(query, output, kv_cache, batch, scaling=SCALING, **how)
+    return output
+
+
+def paged(
+    query: torch.Tensor, kv_cache: KVCache, batch: DeviceBatch, *, layer: int, window: int | None
+) -> torch.Tensor:
+    output = torch.empty_like(query)
+    attend_decode_groups(query, output, kv_cache, batch.decode_groups(window), layer=layer, scaling=SCALING)
+    attend_prefill_chunks(query, output, kv_cache, batch.prefill_chunks(window), layer=layer, scaling=SCALING)
+    return output
+
+
+def device_batch(batch: RaggedBatch, kv_cache: KVCache) -> DeviceBatch:
+    return DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu"))
+
+
 def queries(batch: RaggedBatch, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
     """[T, H, D] with the strides that the module code of a model produces: heads before tokens."""
     generator = torch.Generator().manual_seed(3)
@@ -70,9 +91,8 @@ def test_the_paged_path_agrees_with_the_reference(
         batch = random_batch(seed, block_size=block_size, num_decodes=num_decodes, num_chunks=num_chunks)
         kv_cache = filled_cache(batch, dtype=dtype, block_size=block_size, num_kv_heads=num_kv_heads)
         query = queries(batch, num_heads, dtype)
-        expected = reference_attention(query, kv_cache, batch, layer=1, scaling=SCALING, window=window)
-        plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(window)
-        attended = paged_attention(query, kv_cache, plan, layer=1, scaling=SCALING)
+        expected = reference(query, kv_cache, batch, layer=1, window=window)
+        attended = paged(query, kv_cache, device_batch(batch, kv_cache), layer=1, window=window)
         assert (attended.float() - expected.float()).abs().max() < TOLERANCES[dtype]
 
 
@@ -81,11 +101,12 @@ def test_decodes_are_cut_into_groups_and_agree_with_the_reference(monkeypatch: p
     batch = random_batch(5, block_size=4, num_decodes=30, num_chunks=0)
     kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=2)
     query = queries(batch, 4, torch.float32)
-    plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(None)
-    assert len(plan.decode_groups) > 3
-    assert sorted(torch.cat([group.rows for group in plan.decode_groups]).tolist()) == list(range(30))
-    expected = reference_attention(query, kv_cache, batch, layer=0, scaling=SCALING)
-    attended = paged_attention(query, kv_cache, plan, layer=0, scaling=SCALING)
+    plan = device_batch(batch, kv_cache)
+    groups = plan.decode_groups(None)
+    assert len(groups) > 3
+    assert sorted(torch.cat([group.rows for group in groups]).tolist()) == list(range(30))
+    expected = reference(query, kv_cache, batch, layer=0)
+    attended = paged(query, kv_cache, plan, layer=0, window=None)
     assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
 
 
@@ -97,19 +118,21 @@ def test_chunks_are_cut_into_query_blocks_and_agree_with_the_reference(
     batch = random_batch(9, block_size=4, num_decodes=1, num_chunks=8)
     kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=2)
     query = queries(batch, 4, torch.float32)
-    plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(window)
-    assert max(len(chunk.query_blocks) for chunk in plan.prefill_chunks) > 3
-    expected = reference_attention(query, kv_cache, batch, layer=0, scaling=SCALING, window=window)
-    attended = paged_attention(query, kv_cache, plan, layer=0, scaling=SCALING)
+    plan = device_batch(batch, kv_cache)
+    assert max(len(chunk.query_blocks) for chunk in plan.prefill_chunks(window)) > 3
+    expected = reference(query, kv_cache, batch, layer=0, window=window)
+    attended = paged(query, kv_cache, plan, layer=0, window=window)
     assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
 
 
 def test_a_sliding_layer_gathers_only_the_blocks_of_its_window() -> None:
     batch = random_batch(6, block_size=4, num_decodes=8, num_chunks=3)
     kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=1)
-    plan = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu")).plan(8)
-    assert all(len(group.blocks) <= len(group.rows) * 3 for group in plan.decode_groups)  # 8 tokens touch 3 blocks of 4
-    for chunk in plan.prefill_chunks:
+    plan = device_batch(batch, kv_cache)
+    assert all(
+        len(group.blocks) <= len(group.rows) * 3 for group in plan.decode_groups(8)
+    )  # 8 tokens touch 3 blocks of 4
+    for chunk in plan.prefill_chunks(8):
         num_queries = chunk.query_blocks[-1].stop - chunk.query_blocks[0].start
         assert len(chunk.blocks) * 4 <= num_queries + (8 - 1) + 2 * (4 - 1)
 
@@ -117,9 +140,11 @@ def test_a_sliding_layer_gathers_only_the_blocks_of_its_window() -> None:
 def test_a_window_that_no_context_exceeds_is_planned_as_full_attention() -> None:
     batch = random_batch(8, block_size=4, num_decodes=3, num_chunks=3)
     kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=1)
-    device_batch = DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu"))
-    assert device_batch.plan(int(batch.context_lens.max())) is device_batch.plan(None)
-    assert device_batch.plan(int(batch.context_lens.max()) - 1) is not device_batch.plan(None)
+    plan = device_batch(batch, kv_cache)
+    longest = int(batch.context_lens.max())
+    for groups_or_chunks in (plan.decode_groups, plan.prefill_chunks):
+        assert groups_or_chunks(longest) is groups_or_chunks(None)
+        assert groups_or_chunks(longest - 1) is not groups_or_chunks(None)
 
 
 def dense_attention(
@@ -165,8 +190,88 @@ def test_the_reference_is_attention(window: int | None, softcap: float | None, s
     spec = KVCacheSpec(num_layers=1, num_kv_heads=num_heads, head_dim=16, block_size=4, dtype=torch.float32)
     kv_cache = KVCache(spec, num_blocks=5, num_swap_blocks=0)
     kv_cache.write(0, keys, values, torch.from_numpy(batch.slot_mapping(4)))
-    attended = reference_attention(
-        query, kv_cache, batch, layer=0, scaling=SCALING, window=window, softcap=softcap, sinks=sinks
-    )
+    attended = reference(query, kv_cache, batch, layer=0, window=window, softcap=softcap, sinks=sinks)
     expected = dense_attention(query, keys, values, window=window, softcap=softcap, sinks=sinks)
     assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3), (7, 1)])
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_the_kernel_for_decodes_agrees_with_the_reference(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None, has_sinks: bool
+) -> None:
+    sinks = torch.linspace(-1, 2, num_heads) if has_sinks else None
+    for seed, block_size in enumerate((1, 3, 16)):
+        batch = random_batch(seed, block_size=block_size, num_decodes=9, num_chunks=0)
+        kv_cache = filled_cache(batch, dtype=dtype, block_size=block_size, num_kv_heads=num_kv_heads)
+        query = queries(batch, num_heads, dtype)
+        expected = reference(query, kv_cache, batch, layer=1, window=window, softcap=softcap, sinks=sinks)
+        attended = torch.empty(batch.num_tokens, num_heads, 16, dtype=dtype)
+        compiled_kernels(dtype).attend_decodes(
+            query,
+            attended,
+            *kv_cache.layer_blocks(1),
+            batch.block_tables,
+            batch.context_lens,
+            scaling=SCALING,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        assert (attended.float() - expected.float()).abs().max() < TOLERANCES[dtype]
+
+
+def test_the_kernel_reads_nothing_beyond_a_context() -> None:
+    batch = random_batch(1, block_size=4, num_decodes=6, num_chunks=0)
+    kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=1)
+    query = queries(batch, 2, torch.float32)
+    expected = reference(query, kv_cache, batch, layer=0)
+    used = {
+        int(table[position // 4]) * 4 + position % 4
+        for table, length in zip(batch.block_tables, batch.context_lens, strict=True)
+        for position in range(length)
+    }
+    unused = torch.tensor(sorted(set(range(kv_cache.num_blocks * 4)) - used))
+    poison = torch.full((len(unused), 1, 16), float("nan"))
+    kv_cache.write(0, poison, poison, unused)
+    attended = torch.empty(batch.num_tokens, 2, 16)
+    compiled_kernels(torch.float32).attend_decodes(
+        query,
+        attended,
+        *kv_cache.layer_blocks(0),
+        batch.block_tables,
+        batch.context_lens,
+        scaling=SCALING,
+        window=None,
+        softcap=None,
+        sinks=None,
+    )
+    assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
+
+
+def test_a_request_that_is_not_finite_leaves_the_others_of_the_kernel_alone() -> None:
+    batch = random_batch(2, block_size=4, num_decodes=5, num_chunks=0)
+    kv_cache = filled_cache(batch, dtype=torch.float32, block_size=4, num_kv_heads=1)
+    query = queries(batch, 2, torch.float32)
+    expected = reference(query, kv_cache, batch, layer=0)
+    slot = torch.tensor([int(batch.block_tables[2, 0]) * 4])
+    poison = torch.full((1, 1, 16), float("nan"))
+    kv_cache.write(0, poison, poison, slot)
+    attended = torch.empty(batch.num_tokens, 2, 16)
+    compiled_kernels(torch.float32).attend_decodes(
+        query,
+        attended,
+        *kv_cache.layer_blocks(0),
+        batch.block_tables,
+        batch.context_lens,
+        scaling=SCALING,
+        window=None,
+        softcap=None,
+        sinks=None,
+    )
+    assert attended[2].isnan().all()
+    others = torch.tensor([0, 1, 3, 4])
+    assert (attended - expected)[others].abs().max() < TOLERANCES[torch.float32]

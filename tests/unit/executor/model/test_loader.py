@@ -12,10 +12,13 @@ from huggingface_hub.file_download import DryRunFileInfo
 from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, T5Config
 
+from executor_service.kernels.build import KernelBuildError
+from executor_service.kernels.choice import KernelChoice
 from executor_service.model import gguf
 from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError
 from executor_service.model.loader import load_model
+from support.kernels import compiled_kernels
 from support.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, MAX_MODEL_LEN, TINY_MODELS, tiny_model
 
 
@@ -34,7 +37,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_directory_of_safetensors_loads_as_it_was_saved(saved: Path) -> None:
     lines: list[str] = []
-    loaded = load_model(str(saved), dtype="float32", progress=lines.append)
+    loaded = load_model(str(saved), dtype="float32", progress=lines.append, kernels=KernelChoice.TORCH)
     expected = tiny_model(TINY_MODELS[0])
     assert (loaded.name, loaded.max_model_len) == ("my-model", MAX_MODEL_LEN)
     assert (loaded.eos_token_ids, loaded.bos_token_id) == (frozenset({EOS_TOKEN_ID}), BOS_TOKEN_ID)
@@ -57,7 +60,7 @@ def test_weights_that_are_missing_are_not_made_up(saved: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_any_dtype_can_be_loaded(saved: Path, name: str) -> None:
-    loaded = load_model(str(saved), dtype=name, progress=quiet)
+    loaded = load_model(str(saved), dtype=name, progress=quiet, kernels=KernelChoice.TORCH)
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, name)} == {loaded.dtype}
 
 
@@ -67,6 +70,34 @@ def test_auto_is_bfloat16_only_where_the_device_has_it(monkeypatch: pytest.Monke
     assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert resolve_dtype("auto", torch.device("cpu")) is torch.bfloat16
+
+
+def no_compiler() -> str:
+    raise KernelBuildError("no compiler of C++ is installed")
+
+
+def test_without_a_compiler_a_model_runs_on_torch_and_says_so(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_service.kernels.build.find_compiler", no_compiler)
+    lines: list[str] = []
+    loaded = load_model(str(saved), dtype="float32", progress=lines.append)
+    assert loaded.kernels is None
+    assert lines[0] == "running with torch's own operations, which are slower: no compiler of C++ is installed"
+
+
+def test_kernels_that_are_demanded_and_cannot_be_had_are_an_error(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelSourceError, match=r"in float32 and bfloat16, not for torch\.float16 on cpu"):
+        load_model(str(saved), dtype="float16", progress=quiet, kernels=KernelChoice.COMPILED)
+    monkeypatch.setattr("executor_service.kernels.build.find_compiler", no_compiler)
+    with pytest.raises(ModelSourceError, match="cannot run my-model with compiled kernels: no compiler"):
+        load_model(str(saved), dtype="float32", progress=quiet, kernels=KernelChoice.COMPILED)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fused_model_counts_the_parameters_of_the_published_one(saved: Path, dtype: str) -> None:
+    compiled_kernels(getattr(torch, dtype))  # skips where there can be none
+    fused = load_model(str(saved), dtype=dtype, progress=quiet, kernels=KernelChoice.COMPILED)
+    assert fused.kernels is not None
+    assert fused.num_parameters == tiny_model(TINY_MODELS[0]).num_parameters > 0
 
 
 def make_files(directory: Path, files: dict[str, str]) -> Path:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
@@ -27,7 +28,7 @@ PASSAGE = (
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model(BUILT_IN_MODEL, dtype="float32", progress=lambda line: None)
+    return load_model(BUILT_IN_MODEL, dtype="float32", progress=lambda line: None, kernels=KernelChoice.TORCH)
 
 
 def continuation(loaded: LoadedModel, prompt: str, num_tokens: int) -> str:

@@ -10,16 +10,18 @@ from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.runner import ModelRunner
 from executor_service.sampling.sampler import NOT_SAMPLED
+from support.kernels import compiled_kernels
 from support.paging import Sequence, greedy, ragged_batch
 from support.tiny_models import tiny_model
 
 POISON = 299
 
 
-@pytest.fixture
-def poisoned() -> LoadedModel:
+@pytest.fixture(params=["torch", "compiled"])
+def poisoned(request: pytest.FixtureRequest) -> LoadedModel:
     """A model in which one token of the vocabulary turns its text into NaN."""
-    loaded = tiny_model("tiny-llama")
+    kernels = compiled_kernels(torch.float32) if request.param == "compiled" else None
+    loaded = tiny_model("tiny-llama", kernels=kernels)
     with torch.no_grad():
         loaded.model.model.embed_tokens.weight[POISON] = float("nan")
     return loaded

@@ -9,6 +9,7 @@ import torch
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.runner import ModelRunner
+from support.kernels import compiled_kernels
 from support.paging import Sequence, greedy, ragged_batch, shuffled_block_tables
 from support.tiny_models import TINY_MODELS, tiny_model
 
@@ -19,8 +20,16 @@ NUM_NEW_TOKENS = 12
 
 
 @pytest.fixture(scope="module", params=TINY_MODELS)
-def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+def published(request: pytest.FixtureRequest) -> LoadedModel:
+    """With the modules of transformers."""
     return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module", params=["torch", "compiled"])
+def loaded(request: pytest.FixtureRequest, published: LoadedModel) -> LoadedModel:
+    if request.param == "torch":
+        return published
+    return tiny_model(published.name, kernels=compiled_kernels(torch.float32))
 
 
 def prompts() -> list[list[int]]:
@@ -66,13 +75,15 @@ def paged_tokens(loaded: LoadedModel, token_ids: list[list[int]], *, chunk_size:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5, 16, 128])
-def test_chunked_and_batched_passes_give_the_tokens_of_generate(loaded: LoadedModel, chunk_size: int) -> None:
-    expected = [reference_tokens(loaded, prompt) for prompt in prompts()]
+def test_chunked_and_batched_passes_give_the_tokens_of_generate(
+    published: LoadedModel, loaded: LoadedModel, chunk_size: int
+) -> None:
+    expected = [reference_tokens(published, prompt) for prompt in prompts()]
     assert paged_tokens(loaded, prompts(), chunk_size=chunk_size) == expected
 
 
-def test_reference_texts_are_not_all_alike(loaded: LoadedModel) -> None:
-    assert len({tuple(reference_tokens(loaded, prompt)) for prompt in prompts()}) == len(PROMPT_LENS)
+def test_reference_texts_are_not_all_alike(published: LoadedModel) -> None:
+    assert len({tuple(reference_tokens(published, prompt)) for prompt in prompts()}) == len(PROMPT_LENS)
 
 
 def test_a_pass_without_logits_rows_still_fills_the_cache(loaded: LoadedModel) -> None:

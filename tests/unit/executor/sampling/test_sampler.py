@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from executor_service.sampling.argmax import argmax_rows
+from executor_service.sampling.logprobs import NO_LOGPROBS
 from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, sample
 from support.paging import sampling_batch
 
@@ -20,23 +21,25 @@ def random_logits(num_rows: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0)
 
 
 def at_positions(batch: SamplingBatch, positions: np.ndarray) -> SamplingBatch:
-    columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return SamplingBatch(**columns | {"position": positions})
+    return replace(batch, position=positions)
 
 
 def rows_of(batch: SamplingBatch, rows: list[int]) -> SamplingBatch:
-    return SamplingBatch(**{field.name: getattr(batch, field.name)[rows] for field in fields(batch)})
+    adjusters = {place: batch.adjusters[row] for place, row in enumerate(rows) if row in batch.adjusters}
+    return replace(batch.only(np.array(rows)), adjusters=adjusters)
 
 
 def mixed_batch() -> SamplingBatch:
-    """Every kind of row: greedy, plain, top-k of several sizes, top-p, both."""
+    """Every kind of row: greedy, plain, top-k of several sizes, top-p, both, and each with min-p."""
     top_k = [0, 0, 5, 64, 100, 0, 0, 40, 2_000, 9_999, 1]
     return SamplingBatch(
         temperature=np.array([0, 1, 0.8, 1.2, 1, 0.9, 1, 0.7, 1, 1, 2], dtype=np.float32),
         top_k=np.array(top_k, dtype=np.int32),
         top_p=np.array([1, 1, 1, 1, 0.5, 0.9, 0.999999, 0.6, 1, 1, 1], dtype=np.float32),
+        min_p=np.array([0, 0, 0, 0.2, 0, 0.01, 0, 0, 0.01, 0.5, 0], dtype=np.float32),
         seed=np.arange(len(top_k), dtype=np.uint64),
         position=np.arange(len(top_k)),
+        num_logprobs=np.full(len(top_k), NO_LOGPROBS, dtype=np.int8),
     )
 
 

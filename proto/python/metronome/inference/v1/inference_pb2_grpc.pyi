@@ -41,8 +41,8 @@ class InferenceServiceStub:
     deadline of the call is the request's deadline. A broken stream cannot be taken up again: send the request anew (with
     the same seed and parameters, as `started` gives them, the answer is the same).
 
-    INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit. ALREADY_EXISTS: a request with
-    this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
+    INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
+    own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
     drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
@@ -70,8 +70,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     deadline of the call is the request's deadline. A broken stream cannot be taken up again: send the request anew (with
     the same seed and parameters, as `started` gives them, the answer is the same).
 
-    INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit. ALREADY_EXISTS: a request with
-    this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
+    INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
+    own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
     drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
@@ -102,8 +102,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         deadline of the call is the request's deadline. A broken stream cannot be taken up again: send the request anew (with
         the same seed and parameters, as `started` gives them, the answer is the same).
 
-        INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit. ALREADY_EXISTS: a request with
-        this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
+        INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
+        own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
         drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
         """
 

@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!metronome/scheduler/v1/plan.proto\x12\x16metronome.scheduler.v1\"\xa9\x04\n\x0c\x45xecutorPlan\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x11\n\titeration\x18\x02 \x01(\x03\x12\x39\n\tscheduled\x18\x03 \x01(\x0b\x32&.metronome.scheduler.v1.ScheduledTable\x12\x36\n\x05\x61\x64mit\x18\x04 \x01(\x0b\x32\'.metronome.scheduler.v1.TransitionTable\x12\x37\n\x06resume\x18\x05 \x01(\x0b\x32\'.metronome.scheduler.v1.TransitionTable\x12\x31\n\x05\x65vict\x18\x06 \x01(\x0b\x32\".metronome.scheduler.v1.EvictTable\x12\x33\n\x06reject\x18\x07 \x01(\x0b\x32#.metronome.scheduler.v1.RejectTable\x12<\n\x0b\x63omposition\x18\x08 \x01(\x0b\x32\'.metronome.scheduler.v1.PassComposition\x12\x19\n\x11predicted_time_us\x18\t \x01(\x03\x12\x34\n\tshortfall\x18\n \x01(\x0b\x32!.metronome.scheduler.v1.Shortfall\x12>\n\x0c\x65xplanations\x18\x0b \x01(\x0b\x32(.metronome.scheduler.v1.ExplanationTable\x12\x0e\n\x06\x64igest\x18\x0c \x01(\x10\"`\n\x0eScheduledTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12\x12\n\nnum_tokens\x18\x02 \x03(\x0f\x12.\n\x06reason\x18\x03 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\"M\n\x0fTransitionTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12.\n\x06reason\x18\x02 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\"y\n\nEvictTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12/\n\x04mode\x18\x02 \x03(\x0e\x32!.metronome.scheduler.v1.EvictMode\x12.\n\x06reason\x18\x03 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\"\x87\x01\n\x0bRejectTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12.\n\x06reason\x18\x02 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\x12\x0e\n\x06needed\x18\x03 \x03(\x10\x12\x11\n\tavailable\x18\x04 \x03(\x10\x12\x19\n\x11\x65stimated_wait_us\x18\x05 \x03(\x10\"\x83\x01\n\x0fPassComposition\x12\x1a\n\x12num_prefill_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_decode_tokens\x18\x02 \x01(\x05\x12\x1c\n\x14num_prefill_requests\x18\x03 \x01(\x05\x12\x1b\n\x13num_decode_requests\x18\x04 \x01(\x05\"j\n\tShortfall\x12\n\n\x02id\x18\x01 \x01(\x03\x12.\n\x06reason\x18\x02 \x01(\x0e\x32\x1e.metronome.scheduler.v1.Reason\x12\x0e\n\x06needed\x18\x03 \x01(\x03\x12\x11\n\tavailable\x18\x04 \x01(\x03\"\x84\x01\n\x10\x45xplanationTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12.\n\x06reason\x18\x02 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\x12\x0e\n\x06needed\x18\x03 \x03(\x10\x12\x11\n\tavailable\x18\x04 \x03(\x10\x12\x11\n\tbehind_id\x18\x05 \x03(\x10*V\n\tEvictMode\x12\x1a\n\x16\x45VICT_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45VICT_MODE_SWAP\x10\x01\x12\x18\n\x14\x45VICT_MODE_RECOMPUTE\x10\x02*\x91\x06\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x11\n\rREASON_DECODE\x10\x01\x12\x12\n\x0eREASON_PREFILL\x10\x02\x12\x1d\n\x19REASON_PREFILL_CHUNK_SIZE\x10\x03\x12\x1f\n\x1bREASON_PREFILL_TOKEN_BUDGET\x10\x04\x12\x13\n\x0fREASON_ADMITTED\x10\n\x12\x15\n\x11REASON_READMITTED\x10\x0b\x12\x15\n\x11REASON_BACKFILLED\x10\x0c\x12\x12\n\x0eREASON_RESUMED\x10\r\x12 \n\x1cREASON_EVICTED_OUT_OF_BLOCKS\x10\x14\x12\x1f\n\x1bREASON_EVICTED_FOR_PRIORITY\x10\x15\x12\x1d\n\x19REASON_WAITING_FOR_BLOCKS\x10\x1e\x12\x1b\n\x17REASON_WAITING_FOR_SEQS\x10\x1f\x12#\n\x1fREASON_WAITING_FOR_TOKEN_BUDGET\x10 \x12\x19\n\x15REASON_WAITING_BEHIND\x10!\x12!\n\x1dREASON_WAITING_AFTER_EVICTION\x10\"\x12\x19\n\x15REASON_WAITING_FOR_KV\x10#\x12\x1b\n\x17REASON_WAITING_DRAINING\x10$\x12$\n REASON_WAITING_FOR_SHARED_PREFIX\x10%\x12#\n\x1fREASON_WAITING_FOR_PREFILL_SLOT\x10&\x12\x1c\n\x18REASON_WAITING_FOR_PHASE\x10\'\x12\"\n\x1eREASON_REJECTED_EXCEEDS_BLOCKS\x10\x32\x12%\n!REASON_REJECTED_EXCEEDS_MODEL_LEN\x10\x33\x12\x1e\n\x1aREASON_REJECTED_QUEUE_FULL\x10\x34\x12%\n!REASON_REJECTED_TENANT_QUEUE_FULL\x10\x35\x12\x1c\n\x18REASON_REJECTED_DEADLINE\x10\x36\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!metronome/scheduler/v1/plan.proto\x12\x16metronome.scheduler.v1\"\xc6\x04\n\x0c\x45xecutorPlan\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x11\n\titeration\x18\x02 \x01(\x03\x12\x39\n\tscheduled\x18\x03 \x01(\x0b\x32&.metronome.scheduler.v1.ScheduledTable\x12\x36\n\x05\x61\x64mit\x18\x04 \x01(\x0b\x32\'.metronome.scheduler.v1.TransitionTable\x12\x37\n\x06resume\x18\x05 \x01(\x0b\x32\'.metronome.scheduler.v1.TransitionTable\x12\x31\n\x05\x65vict\x18\x06 \x01(\x0b\x32\".metronome.scheduler.v1.EvictTable\x12\x33\n\x06reject\x18\x07 \x01(\x0b\x32#.metronome.scheduler.v1.RejectTable\x12<\n\x0b\x63omposition\x18\x08 \x01(\x0b\x32\'.metronome.scheduler.v1.PassComposition\x12\x19\n\x11predicted_time_us\x18\t \x01(\x03\x12\x34\n\tshortfall\x18\n \x01(\x0b\x32!.metronome.scheduler.v1.Shortfall\x12>\n\x0c\x65xplanations\x18\x0b \x01(\x0b\x32(.metronome.scheduler.v1.ExplanationTable\x12\x0e\n\x06\x64igest\x18\x0c \x01(\x10\x12\x1b\n\x13kv_residency_charge\x18\r \x01(\x01\"`\n\x0eScheduledTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12\x12\n\nnum_tokens\x18\x02 \x03(\x0f\x12.\n\x06reason\x18\x03 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\"M\n\x0fTransitionTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12.\n\x06reason\x18\x02 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\"y\n\nEvictTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12/\n\x04mode\x18\x02 \x03(\x0e\x32!.metronome.scheduler.v1.EvictMode\x12.\n\x06reason\x18\x03 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\"\x87\x01\n\x0bRejectTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12.\n\x06reason\x18\x02 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\x12\x0e\n\x06needed\x18\x03 \x03(\x10\x12\x11\n\tavailable\x18\x04 \x03(\x10\x12\x19\n\x11\x65stimated_wait_us\x18\x05 \x03(\x10\"\x83\x01\n\x0fPassComposition\x12\x1a\n\x12num_prefill_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_decode_tokens\x18\x02 \x01(\x05\x12\x1c\n\x14num_prefill_requests\x18\x03 \x01(\x05\x12\x1b\n\x13num_decode_requests\x18\x04 \x01(\x05\"j\n\tShortfall\x12\n\n\x02id\x18\x01 \x01(\x03\x12.\n\x06reason\x18\x02 \x01(\x0e\x32\x1e.metronome.scheduler.v1.Reason\x12\x0e\n\x06needed\x18\x03 \x01(\x03\x12\x11\n\tavailable\x18\x04 \x01(\x03\"\x84\x01\n\x10\x45xplanationTable\x12\n\n\x02id\x18\x01 \x03(\x10\x12.\n\x06reason\x18\x02 \x03(\x0e\x32\x1e.metronome.scheduler.v1.Reason\x12\x0e\n\x06needed\x18\x03 \x03(\x10\x12\x11\n\tavailable\x18\x04 \x03(\x10\x12\x11\n\tbehind_id\x18\x05 \x03(\x10*V\n\tEvictMode\x12\x1a\n\x16\x45VICT_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45VICT_MODE_SWAP\x10\x01\x12\x18\n\x14\x45VICT_MODE_RECOMPUTE\x10\x02*\xab\x06\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x11\n\rREASON_DECODE\x10\x01\x12\x12\n\x0eREASON_PREFILL\x10\x02\x12\x1d\n\x19REASON_PREFILL_CHUNK_SIZE\x10\x03\x12\x1f\n\x1bREASON_PREFILL_TOKEN_BUDGET\x10\x04\x12\x13\n\x0fREASON_ADMITTED\x10\n\x12\x15\n\x11REASON_READMITTED\x10\x0b\x12\x15\n\x11REASON_BACKFILLED\x10\x0c\x12\x12\n\x0eREASON_RESUMED\x10\r\x12\x18\n\x14REASON_SKIPPED_AHEAD\x10\x0e\x12 \n\x1cREASON_EVICTED_OUT_OF_BLOCKS\x10\x14\x12\x1f\n\x1bREASON_EVICTED_FOR_PRIORITY\x10\x15\x12\x1d\n\x19REASON_WAITING_FOR_BLOCKS\x10\x1e\x12\x1b\n\x17REASON_WAITING_FOR_SEQS\x10\x1f\x12#\n\x1fREASON_WAITING_FOR_TOKEN_BUDGET\x10 \x12\x19\n\x15REASON_WAITING_BEHIND\x10!\x12!\n\x1dREASON_WAITING_AFTER_EVICTION\x10\"\x12\x19\n\x15REASON_WAITING_FOR_KV\x10#\x12\x1b\n\x17REASON_WAITING_DRAINING\x10$\x12$\n REASON_WAITING_FOR_SHARED_PREFIX\x10%\x12#\n\x1fREASON_WAITING_FOR_PREFILL_SLOT\x10&\x12\x1c\n\x18REASON_WAITING_FOR_PHASE\x10\'\x12\"\n\x1eREASON_REJECTED_EXCEEDS_BLOCKS\x10\x32\x12%\n!REASON_REJECTED_EXCEEDS_MODEL_LEN\x10\x33\x12\x1e\n\x1aREASON_REJECTED_QUEUE_FULL\x10\x34\x12%\n!REASON_REJECTED_TENANT_QUEUE_FULL\x10\x35\x12\x1c\n\x18REASON_REJECTED_DEADLINE\x10\x36\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'metronome.scheduler.v1.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVICTMODE']._serialized_start=1432
-  _globals['_EVICTMODE']._serialized_end=1518
-  _globals['_REASON']._serialized_start=1521
-  _globals['_REASON']._serialized_end=2306
+  _globals['_EVICTMODE']._serialized_start=1461
+  _globals['_EVICTMODE']._serialized_end=1547
+  _globals['_REASON']._serialized_start=1550
+  _globals['_REASON']._serialized_end=2361
   _globals['_EXECUTORPLAN']._serialized_start=62
-  _globals['_EXECUTORPLAN']._serialized_end=615
-  _globals['_SCHEDULEDTABLE']._serialized_start=617
-  _globals['_SCHEDULEDTABLE']._serialized_end=713
-  _globals['_TRANSITIONTABLE']._serialized_start=715
-  _globals['_TRANSITIONTABLE']._serialized_end=792
-  _globals['_EVICTTABLE']._serialized_start=794
-  _globals['_EVICTTABLE']._serialized_end=915
-  _globals['_REJECTTABLE']._serialized_start=918
-  _globals['_REJECTTABLE']._serialized_end=1053
-  _globals['_PASSCOMPOSITION']._serialized_start=1056
-  _globals['_PASSCOMPOSITION']._serialized_end=1187
-  _globals['_SHORTFALL']._serialized_start=1189
-  _globals['_SHORTFALL']._serialized_end=1295
-  _globals['_EXPLANATIONTABLE']._serialized_start=1298
-  _globals['_EXPLANATIONTABLE']._serialized_end=1430
+  _globals['_EXECUTORPLAN']._serialized_end=644
+  _globals['_SCHEDULEDTABLE']._serialized_start=646
+  _globals['_SCHEDULEDTABLE']._serialized_end=742
+  _globals['_TRANSITIONTABLE']._serialized_start=744
+  _globals['_TRANSITIONTABLE']._serialized_end=821
+  _globals['_EVICTTABLE']._serialized_start=823
+  _globals['_EVICTTABLE']._serialized_end=944
+  _globals['_REJECTTABLE']._serialized_start=947
+  _globals['_REJECTTABLE']._serialized_end=1082
+  _globals['_PASSCOMPOSITION']._serialized_start=1085
+  _globals['_PASSCOMPOSITION']._serialized_end=1216
+  _globals['_SHORTFALL']._serialized_start=1218
+  _globals['_SHORTFALL']._serialized_end=1324
+  _globals['_EXPLANATIONTABLE']._serialized_start=1327
+  _globals['_EXPLANATIONTABLE']._serialized_end=1459
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_READMITTED: _ClassVar[Reason]
     REASON_BACKFILLED: _ClassVar[Reason]
     REASON_RESUMED: _ClassVar[Reason]
+    REASON_SKIPPED_AHEAD: _ClassVar[Reason]
     REASON_EVICTED_OUT_OF_BLOCKS: _ClassVar[Reason]
     REASON_EVICTED_FOR_PRIORITY: _ClassVar[Reason]
     REASON_WAITING_FOR_BLOCKS: _ClassVar[Reason]
@@ -53,6 +54,7 @@ REASON_ADMITTED: Reason
 REASON_READMITTED: Reason
 REASON_BACKFILLED: Reason
 REASON_RESUMED: Reason
+REASON_SKIPPED_AHEAD: Reason
 REASON_EVICTED_OUT_OF_BLOCKS: Reason
 REASON_EVICTED_FOR_PRIORITY: Reason
 REASON_WAITING_FOR_BLOCKS: Reason
@@ -72,7 +74,7 @@ REASON_REJECTED_TENANT_QUEUE_FULL: Reason
 REASON_REJECTED_DEADLINE: Reason
 
 class ExecutorPlan(_message.Message):
-    __slots__ = ("executor_id", "iteration", "scheduled", "admit", "resume", "evict", "reject", "composition", "predicted_time_us", "shortfall", "explanations", "digest")
+    __slots__ = ("executor_id", "iteration", "scheduled", "admit", "resume", "evict", "reject", "composition", "predicted_time_us", "shortfall", "explanations", "digest", "kv_residency_charge")
     EXECUTOR_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,7 @@ class ExecutorPlan(_message.Message):
     SHORTFALL_FIELD_NUMBER: _ClassVar[int]
     EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KV_RESIDENCY_CHARGE_FIELD_NUMBER: _ClassVar[int]
     executor_id: str
     iteration: int
     scheduled: ScheduledTable
@@ -97,7 +100,8 @@ class ExecutorPlan(_message.Message):
     shortfall: Shortfall
     explanations: ExplanationTable
     digest: int
-    def __init__(self, executor_id: _Optional[str] = ..., iteration: _Optional[int] = ..., scheduled: _Optional[_Union[ScheduledTable, _Mapping]] = ..., admit: _Optional[_Union[TransitionTable, _Mapping]] = ..., resume: _Optional[_Union[TransitionTable, _Mapping]] = ..., evict: _Optional[_Union[EvictTable, _Mapping]] = ..., reject: _Optional[_Union[RejectTable, _Mapping]] = ..., composition: _Optional[_Union[PassComposition, _Mapping]] = ..., predicted_time_us: _Optional[int] = ..., shortfall: _Optional[_Union[Shortfall, _Mapping]] = ..., explanations: _Optional[_Union[ExplanationTable, _Mapping]] = ..., digest: _Optional[int] = ...) -> None: ...
+    kv_residency_charge: float
+    def __init__(self, executor_id: _Optional[str] = ..., iteration: _Optional[int] = ..., scheduled: _Optional[_Union[ScheduledTable, _Mapping]] = ..., admit: _Optional[_Union[TransitionTable, _Mapping]] = ..., resume: _Optional[_Union[TransitionTable, _Mapping]] = ..., evict: _Optional[_Union[EvictTable, _Mapping]] = ..., reject: _Optional[_Union[RejectTable, _Mapping]] = ..., composition: _Optional[_Union[PassComposition, _Mapping]] = ..., predicted_time_us: _Optional[int] = ..., shortfall: _Optional[_Union[Shortfall, _Mapping]] = ..., explanations: _Optional[_Union[ExplanationTable, _Mapping]] = ..., digest: _Optional[int] = ..., kv_residency_charge: _Optional[float] = ...) -> None: ...
 
 class ScheduledTable(_message.Message):
     __slots__ = ("id", "num_tokens", "reason")

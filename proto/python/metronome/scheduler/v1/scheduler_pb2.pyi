@@ -31,6 +31,7 @@ class Invariant(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INVARIANT_DETERMINISM: _ClassVar[Invariant]
     INVARIANT_EVICTION_ALLOWED: _ClassVar[Invariant]
     INVARIANT_DECODE_DELAY: _ClassVar[Invariant]
+    INVARIANT_SHARED_PREFIX: _ClassVar[Invariant]
 PLACEMENT_UNSPECIFIED: Placement
 PLACEMENT_ROUND_ROBIN: Placement
 PLACEMENT_LEAST_LOADED: Placement
@@ -47,6 +48,7 @@ INVARIANT_NO_STARVATION: Invariant
 INVARIANT_DETERMINISM: Invariant
 INVARIANT_EVICTION_ALLOWED: Invariant
 INVARIANT_DECODE_DELAY: Invariant
+INVARIANT_SHARED_PREFIX: Invariant
 
 class PlanRequest(_message.Message):
     __slots__ = ("state", "policy", "profile", "explain")

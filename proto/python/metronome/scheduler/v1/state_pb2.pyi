@@ -95,7 +95,7 @@ class LatencyModel(_message.Message):
     def __init__(self, pass_us: _Optional[float] = ..., prefill_token_us: _Optional[float] = ..., decode_request_us: _Optional[float] = ..., kv_token_us: _Optional[float] = ..., swap_block_us: _Optional[float] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
 class RequestTable(_message.Message):
-    __slots__ = ("id", "status", "arrival_time_us", "priority", "tenant", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "max_output_tokens", "expected_output_tokens", "num_draft_tokens", "deadline_us", "num_blocks", "num_shared_blocks", "num_preemptions", "last_run_iteration", "times_overtaken")
+    __slots__ = ("id", "status", "arrival_time_us", "priority", "tenant", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "max_output_tokens", "expected_output_tokens", "num_draft_tokens", "deadline_us", "num_blocks", "num_shared_blocks", "num_preemptions", "last_run_iteration", "times_overtaken", "next_block_hash")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_TIME_US_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class RequestTable(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     LAST_RUN_ITERATION_FIELD_NUMBER: _ClassVar[int]
     TIMES_OVERTAKEN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
     id: _containers.RepeatedScalarFieldContainer[int]
     status: _containers.RepeatedScalarFieldContainer[RequestStatus]
     arrival_time_us: _containers.RepeatedScalarFieldContainer[int]
@@ -130,4 +131,5 @@ class RequestTable(_message.Message):
     num_preemptions: _containers.RepeatedScalarFieldContainer[int]
     last_run_iteration: _containers.RepeatedScalarFieldContainer[int]
     times_overtaken: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RequestStatus, str]]] = ..., arrival_time_us: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[int]] = ..., tenant: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_output_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., max_output_tokens: _Optional[_Iterable[int]] = ..., expected_output_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., deadline_us: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., num_shared_blocks: _Optional[_Iterable[int]] = ..., num_preemptions: _Optional[_Iterable[int]] = ..., last_run_iteration: _Optional[_Iterable[int]] = ..., times_overtaken: _Optional[_Iterable[int]] = ...) -> None: ...
+    next_block_hash: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RequestStatus, str]]] = ..., arrival_time_us: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[int]] = ..., tenant: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_output_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., max_output_tokens: _Optional[_Iterable[int]] = ..., expected_output_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., deadline_us: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., num_shared_blocks: _Optional[_Iterable[int]] = ..., num_preemptions: _Optional[_Iterable[int]] = ..., last_run_iteration: _Optional[_Iterable[int]] = ..., times_overtaken: _Optional[_Iterable[int]] = ..., next_block_hash: _Optional[_Iterable[int]] = ...) -> None: ...

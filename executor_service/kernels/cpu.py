@@ -1,0 +1,158 @@
+"""The kernels of cpu.cpp as functions over tensors on the CPU, in bfloat16 or float32.
+
+Calls leave the interpreter's lock free, so the threads that serve clients go on meanwhile.
+
+Legend: T tokens, R decodes, H query heads, K KV heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from executor_service.kernels.build import KernelBuildError
+
+_POINTER, _SIZE, _FLOAT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+_SIGNATURES = {
+    "write_slots": [_POINTER] * 5 + [_SIZE] * 7,
+    "attend_decodes": [_POINTER] * 7 + [_SIZE] * 9 + [_FLOAT] * 2,
+    "normalise": [_POINTER] * 3 + [_SIZE] * 2 + [_FLOAT, _FLAG],
+    "rotate": [_POINTER] * 3 + [_SIZE] * 3,
+    "gate": [_POINTER] * 2 + [_SIZE] * 2 + [_FLAG],
+}
+SERVED_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class Gate(Enum):
+    SILU = 0
+    GELU_TANH = 1
+
+
+class CpuKernels:
+    """The compiled library, for tensors of one of SERVED_DTYPES. Raises KernelBuildError if it cannot be loaded."""
+
+    def __init__(self, library: Path, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        try:
+            functions = ctypes.CDLL(str(library))
+            self._write_slots = _function(functions, "write_slots", dtype)
+            self._attend_decodes = _function(functions, "attend_decodes", dtype)
+            self._normalise = _function(functions, "normalise", dtype)
+            self._rotate = _function(functions, "rotate", dtype)
+            self._gate = _function(functions, "gate", dtype)
+        except (OSError, AttributeError) as error:
+            raise KernelBuildError(f"cannot load {library}: {error}") from error
+
+    def write_slots(
+        self,
+        key_slots: torch.Tensor,
+        value_slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Store keys and values [T, K, D], rows contiguous, in slots [num_slots, K, D] at slot_mapping [T] int64."""
+        num_tokens, num_heads, head_dim = keys.shape
+        assert keys.stride(2) == values.stride(2) == 1
+        assert key_slots.is_contiguous()
+        assert value_slots.is_contiguous()
+        self._write_slots(
+            key_slots.data_ptr(),
+            value_slots.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            slot_mapping.data_ptr(),
+            num_tokens,
+            num_heads,
+            head_dim,
+            *keys.stride()[:2],
+            *values.stride()[:2],
+        )
+
+    def attend_decodes(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        key_blocks: torch.Tensor,
+        value_blocks: torch.Tensor,
+        block_tables: NDArray[np.int32],
+        context_lens: NDArray[np.int32],
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Attend from query [R, H, D], one token a request, into output [R, H, D], both at the head of larger tensors.
+
+        key_blocks, value_blocks [num_blocks, block_size, K, D]; block_tables [R, W]; context_lens [R]; sinks [H]
+        float32. Only slots of a request's context are read, and of those only the ones that its window reaches.
+        """
+        num_heads = query.shape[1]
+        _, block_size, num_kv_heads, head_dim = key_blocks.shape
+        assert query.stride(2) == 1
+        assert output.is_contiguous()
+        assert key_blocks.is_contiguous()
+        assert value_blocks.is_contiguous()
+        assert block_tables.flags.c_contiguous
+        self._attend_decodes(
+            query.data_ptr(),
+            output.data_ptr(),
+            key_blocks.data_ptr(),
+            value_blocks.data_ptr(),
+            block_tables.ctypes.data,
+            context_lens.ctypes.data,
+            None if sinks is None else sinks.data_ptr(),
+            len(context_lens),
+            block_tables.shape[1],
+            num_kv_heads,
+            num_heads // num_kv_heads,
+            head_dim,
+            block_size,
+            window or 0,
+            *query.stride()[:2],
+            scaling,
+            softcap or 0.0,
+        )
+
+    def normalise(
+        self, states: torch.Tensor, weight: torch.Tensor, epsilon: float, *, rounds_first: bool
+    ) -> torch.Tensor:
+        """Root mean square normalisation over the last dimension of dense states; weight [D] float32."""
+        dim = states.shape[-1]
+        output = torch.empty_like(states)
+        self._normalise(
+            states.data_ptr(),
+            output.data_ptr(),
+            weight.data_ptr(),
+            states.numel() // dim,
+            dim,
+            epsilon,
+            rounds_first,
+        )
+        return output
+
+    def rotate(self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
+        """Rotate states [T, H, D], contiguous, in place by cosine and sine [T, D]."""
+        self._rotate(states.data_ptr(), cosine.data_ptr(), sine.data_ptr(), *states.shape)
+
+    def gate(self, gates_and_ups: torch.Tensor, activation: Gate) -> torch.Tensor:
+        """activation(gate) * up of [..., 2 * I], contiguous, gates first. Returns [..., I]."""
+        dim = gates_and_ups.shape[-1] // 2
+        output = gates_and_ups.new_empty(*gates_and_ups.shape[:-1], dim)
+        self._gate(gates_and_ups.data_ptr(), output.data_ptr(), output.numel() // dim, dim, activation.value)
+        return output
+
+
+def _function(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    function = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
+    function.argtypes = _SIGNATURES[name]
+    function.restype = None
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,202 @@
+"""Puts faster modules in the place of those of transformers, on the CPU: same results, fewer and larger operations.
+
+- Linear layers in bfloat16 multiply by weights that oneDNN has packed beforehand; else it packs them in every call.
+- RMS normalisation, rotary embedding and the gate of a feed-forward are one kernel each, not up to ten operations.
+
+A module is replaced only if the new one agrees with it on random input: class names say little about what a model of
+next year computes. What is not known, or does not agree, stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor_service.kernels.cpu import CpuKernels, Gate
+
+# What two roundings to a type can make of a number.
+_TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+
+_ROTARY_NAME = "apply_rotary_pos_emb"
+
+_GATES: dict[str, Gate] = {"SiLUActivation": Gate.SILU, "SiLU": Gate.SILU, "GELUTanh": Gate.GELU_TANH}
+
+
+def fuse(model: nn.Module, kernels: CpuKernels) -> None:
+    """Replace what can be replaced, in place. The model is on the CPU, in evaluation mode and of the kernels' dtype."""
+    with torch.inference_mode():
+        _replace(model, lambda module: _gated_feed_forward_maker(module, kernels))
+        _replace(model, lambda module: _norm_maker(module, kernels))
+        _replace(model, _linear_maker)
+        _fuse_rotary(model, kernels)
+
+
+# Makes the module that stands for another one.
+_Maker = Callable[[Any], nn.Module]
+
+
+def _replace(model: nn.Module, find_maker: Callable[[nn.Module], _Maker | None]) -> None:
+    """Modules of one class compute alike, so the first of each decides for all."""
+    makers: dict[type, _Maker | None] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) not in makers:
+                makers[type(child)] = find_maker(child)
+            maker = makers[type(child)]
+            if maker is not None:
+                setattr(parent, name, maker(child))
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight oneDNN has packed. `weight` is gone: it would double the memory.
+
+    The two operators are those that torch's own compiler emits for linear layers on the CPU.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self._bias, "none", [], "")
+        return product
+
+
+class FusedNorm(nn.Module):
+    def __init__(self, weight: torch.Tensor, epsilon: float, *, rounds_first: bool, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._weight = weight.float()
+        self._epsilon = epsilon
+        self._rounds_first = rounds_first
+        self._kernels = kernels
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if not (states.is_contiguous() or states.transpose(1, 2).is_contiguous()):
+            states = states.contiguous()
+        return self._kernels.normalise(states, self._weight, self._epsilon, rounds_first=self._rounds_first)
+
+
+class FusedGatedFeedForward(nn.Module):
+    """down(activation(gate(x)) * up(x)), with one product for gate and up."""
+
+    def __init__(self, module: Any, gate: Gate, kernels: CpuKernels) -> None:
+        super().__init__()
+        weight = torch.cat((module.gate_proj.weight, module.up_proj.weight))
+        self.gate_up_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.gate_up_proj.weight = nn.Parameter(weight, requires_grad=False)
+        self.down_proj = module.down_proj
+        self._gate = gate
+        self._kernels = kernels
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(self._kernels.gate(self.gate_up_proj(states), self._gate))
+        return result
+
+
+def _linear_maker(module: nn.Module) -> _Maker | None:
+    if type(module) is not nn.Linear or module.weight.dtype is not torch.bfloat16:
+        return None
+    return PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+
+
+def _norm_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
+    """Weights are factors, or what is added to 1; they multiply before or after the result is rounded."""
+    if not type(module).__name__.endswith("RMSNorm") or getattr(module, "weight", None) is None:
+        return None
+    epsilon_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
+    if not hasattr(module, epsilon_name):
+        return None
+    sample = _sample(1, 3, 2, module.weight.shape[0], dtype=kernels.dtype)
+    for offset, rounds_first in itertools.product((0.0, 1.0), (False, True)):
+
+        def make(norm: Any, offset: float = offset, rounds_first: bool = rounds_first) -> nn.Module:
+            epsilon = getattr(norm, epsilon_name)
+            return FusedNorm(norm.weight.float() + offset, epsilon, rounds_first=rounds_first, kernels=kernels)
+
+        if _agree(lambda: make(module)(sample), lambda: module(sample)):  # called at once
+            return make
+    return None
+
+
+def _gated_feed_forward_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
+    projections: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    gate = _GATES.get(type(getattr(module, "act_fn", None)).__name__)
+    if gate is None or not all(type(projection) is nn.Linear for projection in projections):
+        return None
+    if any(projection.bias is not None for projection in projections):
+        return None
+
+    def make(feed_forward: Any) -> nn.Module:
+        return FusedGatedFeedForward(feed_forward, gate, kernels)
+
+    sample = _sample(2, module.gate_proj.in_features, dtype=kernels.dtype)
+    return make if _agree(lambda: make(module)(sample), lambda: module(sample)) else None
+
+
+def _fuse_rotary(model: nn.Module, kernels: CpuKernels) -> None:
+    """Attention modules call `apply_rotary_pos_emb`, a function of their file; here they find the kernel instead."""
+    for module in model.modules():
+        forward = inspect.unwrap(type(module).forward)
+        original = forward.__globals__.get(_ROTARY_NAME)
+        if original is None or _ROTARY_NAME not in forward.__code__.co_names:
+            continue
+        fused = FusedRotary(original, kernels)
+        if fused.agrees():
+            # A copy of the method with a name space of its own: other models of this process keep theirs.
+            namespace = forward.__globals__ | {_ROTARY_NAME: fused}
+            copy = types.FunctionType(
+                forward.__code__, namespace, forward.__name__, forward.__defaults__, forward.__closure__
+            )
+            copy.__kwdefaults__ = forward.__kwdefaults__
+            module.forward = types.MethodType(copy, module)
+
+
+class FusedRotary:
+    """Stands for `apply_rotary_pos_emb`: rotates queries and keys [1, heads, T, D] in place where they are whole."""
+
+    def __init__(self, original: Callable[..., tuple[torch.Tensor, torch.Tensor]], kernels: CpuKernels) -> None:
+        self._original = original
+        self._kernels = kernels
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys = q[0].transpose(0, 1), k[0].transpose(0, 1)  # [T, heads, D]
+        is_served = queries.is_contiguous() and keys.is_contiguous() and q.shape[-1] == cos.shape[-1] and not kwargs
+        if not is_served or len(q) > 1 or cos.dtype is not self._kernels.dtype:
+            return self._original(q, k, cos, sin, **kwargs)
+        cosine, sine = cos[0].contiguous(), sin[0].contiguous()
+        self._kernels.rotate(queries, cosine, sine)
+        self._kernels.rotate(keys, cosine, sine)
+        return q, k
+
+    def agrees(self) -> bool:
+        dtype = self._kernels.dtype
+        query, key = (_sample(1, 3, heads, 8, dtype=dtype).transpose(1, 2) for heads in (2, 1))
+        angles = _sample(1, 3, 4, dtype=dtype).repeat(1, 1, 2)  # both halves turn by the same angles
+        return _agree(
+            lambda: torch.cat(self(query.clone(), key.clone(), angles.cos(), angles.sin()), dim=1),
+            lambda: torch.cat(self._original(query, key, angles.cos(), angles.sin()), dim=1),
+        )
+
+
+def _sample(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def _agree(compute_ours: Callable[[], torch.Tensor], compute_theirs: Callable[[], torch.Tensor]) -> bool:
+    try:
+        ours, theirs = compute_ours(), compute_theirs()
+    except Exception:  # it takes something else than its name says, so it is something else
+        return False
+    tolerance = _TOLERANCES[theirs.dtype]
+    return ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance)

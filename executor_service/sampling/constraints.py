@@ -1,0 +1,156 @@
+"""Answers of a form: JSON of a schema, text of a regular expression or of a grammar. By llguidance.
+
+A constraint is compiled once, when its request is checked, and told to be broken or without any answer then. Each
+answer walks through it with a matcher of its own, which says after every token what may come next: one bit a token of
+the vocabulary, in 10 to 300 µs for 262,144 of them, and up to 1 ms where it has not been before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import llguidance
+import llguidance.hf
+import numpy as np
+
+from executor_service.sampling.adjustments import ConstraintKind
+from executor_service.sampling.masks import AllowedTokens, Words, num_words_of
+
+# JSON may have white space without end, and small models like it: a bound keeps an answer from being nothing else, and
+# leaves room to indent by.
+_JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+_MAX_MESSAGE_CHARACTERS = 300
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot be kept to; the message is one sentence for its author."""
+
+
+class ConstraintsNotOfferedError(Exception):
+    """The model's tokenizer is of a kind that constraints cannot be told for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedVocabulary:
+    """The tokens of a model as llguidance wants them."""
+
+    tokens: llguidance.LLTokenizer
+    # Where the model has no end token, llguidance is given another one, which must not be chosen.
+    choosable: AllowedTokens | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompiledConstraint:
+    """A constraint that allows some answer. Any number of answers may start from it."""
+
+    kind: ConstraintKind
+    text: str
+    start_state: llguidance.LLMatcher
+    vocabulary: PreparedVocabulary
+
+    def start(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self.start_state.deep_copy(), self.vocabulary)
+
+
+class LLGuidanceMatcher:
+    """The walk of one answer. Not thread-safe."""
+
+    def __init__(self, state: llguidance.LLMatcher, vocabulary: PreparedVocabulary) -> None:
+        self._state = state
+        self._choosable = vocabulary.choosable
+        self._words: Words = np.zeros(num_words_of(vocabulary.tokens.vocab_size), dtype=np.int32)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._state.is_stopped() and not self._state.is_error()
+
+    @property
+    def failure(self) -> str:
+        error = _one_line(self._state.get_error())
+        return f"its constraint cannot be kept to: {error}" if error else ""
+
+    def narrow(self, words: Words) -> None:
+        self._state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        if self._state.is_error():  # a form too intricate to go on with: llguidance would let it end here
+            words[:] = 0
+            return
+        words &= self._words[: len(words)]
+        if self._choosable is not None:
+            words &= self._choosable.words(len(words))
+
+    def push(self, token_id: int) -> None:
+        self._state.consume_token(token_id)
+
+
+class ConstraintCompiler:
+    """Compiles constraints for the vocabulary of one model. Thread-safe.
+
+    The vocabulary is prepared when the first constraint comes: for 262,144 tokens that takes some seconds.
+    """
+
+    def __init__(self, tokenizer: Any, *, vocab_size: int, end_token_ids: Collection[int]) -> None:
+        """``tokenizer``: of transformers. ``vocab_size``: logits of a row."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_token_ids = sorted(end_token_ids)
+        self._lock = Lock()
+        self._vocabulary: PreparedVocabulary | None = None
+
+    def compile(self, kind: ConstraintKind, text: str) -> CompiledConstraint:
+        """Raises ConstraintError or ConstraintsNotOfferedError. May take a second, without the interpreter's lock."""
+        vocabulary = self._prepared_vocabulary()
+        try:
+            grammar = _grammar_of(kind, text)
+        except ValueError as error:
+            raise ConstraintError(_one_line(str(error))) from error
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        state = llguidance.LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
+        if state.is_error():
+            raise ConstraintError(_one_line(state.get_error()))
+        first = np.full(num_words_of(self._vocab_size), -1, dtype=np.int32)
+        LLGuidanceMatcher(state, vocabulary).narrow(first)  # answers that start from here have it from then on
+        if not np.unpackbits(first.view(np.uint8), bitorder="little")[: self._vocab_size].any():
+            raise ConstraintError("no answer can keep to it")
+        return CompiledConstraint(kind=kind, text=text, start_state=state, vocabulary=vocabulary)
+
+    def _prepared_vocabulary(self) -> PreparedVocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = _prepare(self._tokenizer, self._vocab_size, self._end_token_ids)
+            return self._vocabulary
+
+
+def _prepare(tokenizer: Any, vocab_size: int, end_token_ids: list[int]) -> PreparedVocabulary:
+    # The tokenizer may know tokens that the model has no logits for, and the model logits without tokens.
+    num_tokens = max(len(tokenizer), vocab_size)
+    stand_in = len(tokenizer) - 1
+    try:
+        tokens = llguidance.hf.from_tokenizer(tokenizer, num_tokens, end_token_ids or [stand_in])
+    except Exception as error:  # whatever tokenizers are made of
+        reason = _one_line(str(error))
+        raise ConstraintsNotOfferedError(f"constraints are not offered for this model's tokenizer: {reason}") from error
+    choosable = None if end_token_ids else AllowedTokens(np.setdiff1d(np.arange(vocab_size), [stand_in]))
+    return PreparedVocabulary(tokens=tokens, choosable=choosable)
+
+
+def _grammar_of(kind: ConstraintKind, text: str) -> str:
+    """Raises ValueError for JSON that is none; all else is told by the compilation."""
+    match kind:
+        case ConstraintKind.JSON_SCHEMA if text.lstrip().startswith("{"):
+            return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
+        case ConstraintKind.JSON_SCHEMA:  # true and false are schemas too, and take no options
+            return llguidance.LLMatcher.grammar_from_json_schema(text)
+        case ConstraintKind.REGEX:
+            return llguidance.LLMatcher.grammar_from_regex(text)
+        case ConstraintKind.GRAMMAR:
+            return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _one_line(message: str) -> str:
+    """What stands before llguidance's picture of the place."""
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
+    pictures = next((i for i, line in enumerate(lines) if " | " in f" {line} "), len(lines))
+    return " ".join(line for line in lines[:pictures] if line)[:_MAX_MESSAGE_CHARACTERS]
