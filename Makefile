@@ -38,7 +38,7 @@ test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two co
 	@$(BIN)/pytest -m 'not compose'
 
 .PHONY: test-nightly
-test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the traces in full (takes hours)
+test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the trace excerpts in full (takes hours)
 	@$(BIN)/pytest --hypothesis-profile=nightly --timeout=0 tests/property tests/contract/test_scheduler_fuzz.py tests/unit/executor/text
 
 .PHONY: fuzz
