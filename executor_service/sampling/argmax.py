@@ -52,6 +52,14 @@ def _top_ids(logits: torch.Tensor, num_candidates: int) -> torch.Tensor:
     return first_ids.gather(1, places // TOP_CHUNK_SIZE) + places % TOP_CHUNK_SIZE
 
 
+def sum_of_rows(rows: torch.Tensor) -> torch.Tensor:
+    """rows [S, V]. Their sums [S, 1] in float64, of chunks first.
+
+    torch sums one long row on several threads and many rows each on one, so its sums depend on how many rows there are.
+    """
+    return as_chunks(rows, padding=0.0).sum(dim=-1, dtype=torch.float64).sum(dim=-1, keepdim=True)
+
+
 def as_chunks(rows: torch.Tensor, *, padding: float) -> torch.Tensor:
     """[S, V] as [S, ceil(V / chunk), chunk], a view where V is a multiple of the chunk size."""
     missing = -rows.shape[1] % CHUNK_SIZE

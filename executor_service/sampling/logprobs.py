@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service.sampling.argmax import largest_of_rows
+from executor_service.sampling.argmax import largest_of_rows, sum_of_rows
 
 NO_LOGPROBS = -1
 MAX_TOP_LOGPROBS = 20
@@ -48,7 +48,8 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: NDA
         at_once = slice(start, start + ROWS_AT_ONCE)
         index = torch.from_numpy(rows[at_once]).to(logits.device)
         of_rows = logits[index]
-        normaliser = of_rows.float().logsumexp(dim=-1, keepdim=True)
+        maxima = of_rows.amax(dim=-1, keepdim=True).float()
+        normaliser = maxima + sum_of_rows((of_rows.float() - maxima).exp_()).log().float()
         chosen = of_rows.gather(1, token_ids[index].clamp(min=0).unsqueeze(1)).float()
         of_tokens[at_once] = (chosen - normaliser).squeeze(1)
         with_top = np.flatnonzero(num_logprobs[rows[at_once]] > 0)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.sampling.adjustments import Adjuster, adjust
-from executor_service.sampling.argmax import CHUNK_SIZE, argmax_rows, as_chunks, largest_of_rows
+from executor_service.sampling.argmax import CHUNK_SIZE, argmax_rows, as_chunks, largest_of_rows, sum_of_rows
 from executor_service.sampling.random import uniforms
 
 GREEDY_TEMPERATURE = 1e-5
@@ -197,7 +197,7 @@ def _sample_top_p(
 ) -> None:
     """Rows with top-p alone. Writes their `tokens`; where the candidates hold too little, more are looked at."""
     rows = logits[wanted.rows]
-    total = _weights(rows, maxima[wanted.rows], wanted).sum(dim=-1, keepdim=True, dtype=torch.float64)
+    total = sum_of_rows(_weights(rows, maxima[wanted.rows], wanted))
     values, ids = largest_of_rows(rows, num_candidates)  # [R, C]
     weights = _weights(values, maxima[wanted.rows], wanted).double()
     kept_mass = wanted.top_p * total

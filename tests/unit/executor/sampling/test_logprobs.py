@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
-from executor_service.sampling.argmax import largest_of_rows
+from executor_service.sampling.argmax import largest_of_rows, sum_of_rows
 from executor_service.sampling.logprobs import LOGPROB_FLOOR, NO_LOGPROBS, Logprobs, logprobs_of
 
 VOCAB_SIZE = 4096
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def random_logits(num_rows: int, *, vocab_size: int = VOCAB_SIZE, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -79,6 +89,14 @@ def test_a_broken_row_is_not_a_number_and_leaves_the_others_alone() -> None:
     logprobs = told(logits, [1, -1, 3], asked(2, 2, 2))
     assert np.isnan(logprobs.of_tokens).tolist() == [False, True, False]
     assert logprobs.of_tokens[[0, 2]].tolist() == healthy.of_tokens[[0, 2]].tolist()
+
+
+def test_a_rows_sum_does_not_depend_on_how_many_rows_there_are(two_threads: None) -> None:
+    """torch sums a long row alone on several threads: enough of them that it would show."""
+    rows = random_logits(32, vocab_size=262_144).exp_()
+    together = sum_of_rows(rows)
+    assert torch.equal(together, torch.cat([sum_of_rows(rows[row : row + 1]) for row in range(32)]))
+    assert torch.allclose(together, rows.sum(dim=-1, keepdim=True, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("num_candidates", [1, 20, 64, 300])
