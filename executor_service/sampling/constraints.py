@@ -90,7 +90,7 @@ class ConstraintCompiler:
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_token_ids: Collection[int]) -> None:
         """``tokenizer``: of transformers. ``vocab_size``: logits of a row.
 
-        Prepares the vocabulary. For 262,144 tokens that takes four seconds of one core and holds the interpreter's lock
+        Prepares the vocabulary. For 262,144 tokens that takes three seconds of one core and holds the interpreter's lock
         for most of them, so it is done before anybody is served. That it cannot be done for a tokenizer is told when a
         constraint comes.
         """
