@@ -33,7 +33,11 @@ setup: $(VENV)/.ready $(VENV)/.model ## Create the virtual environment and insta
 
 .PHONY: test
 test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two cores)
-	@$(BIN)/pytest -m 'not compose'
+	@$(BIN)/pytest -m 'not compose and not soak'
+
+.PHONY: soak-books
+soak-books: $(VENV)/.ready ## Put the KV blocks' books through a hundred thousand random operations (takes minutes)
+	@$(BIN)/pytest -m soak tests/property/executor
 
 .PHONY: test-compose
 test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Docker engine, takes minutes)

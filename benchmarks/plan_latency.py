@@ -10,9 +10,11 @@ import argparse
 import random
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+from harness.beside_vllm import beside_vllm, vllm_times
 from harness.report import Figure, print_json, print_table
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import BatchComposition, Ordering, Policy
@@ -38,6 +40,9 @@ def main() -> int:
     policies = [Policy(ordering=ordering) for ordering in args.ordering]
     policies += [Policy(batch_composition=c) for c in args.composition if c is not BatchComposition.MIXED]
     figures = [_figure(policy, *size, args.plans) for policy in policies for size in SIZES]
+    if args.vllm_python is not None:
+        times = vllm_times(args.vllm_python, SIZES, args.plans)
+        figures = [beside_vllm(figure, times) for figure in figures]
     if args.json:
         print_json(figures)
     else:
@@ -124,6 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ordering", type=Ordering.__getitem__, nargs="*", default=list(Ordering))
     parser.add_argument("--composition", type=BatchComposition.__getitem__, nargs="*", default=list(BatchComposition))
     parser.add_argument("--plans", type=int, default=500, help="plans of each policy and size")
+    parser.add_argument("--vllm-python", type=Path, help="of an environment with vLLM, to time its scheduler too")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args()
 

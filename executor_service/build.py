@@ -80,6 +80,7 @@ def build_executor(
             overlap=config.overlap,
             sink=sink,
             observer=observer,
+            prefix_scope=config.prefix_cache,
             swap_block_us=_measure_swap_block_us(cache),
         ),
         planner=planner,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.telemetry import LogFormat
 
 ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
@@ -34,6 +35,7 @@ class Config:
     kv_cache_bytes: int
     num_swap_blocks: int | None  # None: a quarter of the KV blocks
     block_size: int  # tokens
+    prefix_cache: PrefixScope
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int | None  # None: the model's own
@@ -73,6 +75,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         kv_cache_bytes=args.kv_cache_memory,
         num_swap_blocks=args.num_swap_blocks,
         block_size=args.block_size,
+        prefix_cache=PrefixScope(_one_of(parser, "--prefix-cache", args.prefix_cache, ("tenant", "shared", "off"))),
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
@@ -125,6 +128,11 @@ def _parser() -> argparse.ArgumentParser:
         "--num-swap-blocks", type=_not_negative, help="swap blocks (default: a quarter of the KV blocks)"
     )
     memory.add_argument("--block-size", type=_positive, default=16, help="tokens of a block")
+    memory.add_argument(
+        "--prefix-cache",
+        default="tenant",
+        help="reuse the KV of beginnings that prompts share: tenant, within a tenant; shared, among all; or off",
+    )
     batch = parser.add_argument_group("batch")
     batch.add_argument("--max-num-batched-tokens", type=_positive, default=512, help="most tokens of a pass")
     batch.add_argument("--max-num-seqs", type=_positive, default=64, help="most requests that run at once")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 import torch
 
@@ -68,14 +67,14 @@ class Executor:
         """Look, between two passes, who waits and arrived before a request, and whether anyone plans for it."""
 
         def look() -> Place:
-            columns = self.engine.snapshot().columns
-            waiting = columns["status"] == Status.WAITING
-            own = np.flatnonzero(waiting & (columns["id"] == request_id))
-            if not len(own):
+            books = self.engine.books
+            (row,) = books.rows_of([request_id])
+            if row < 0 or books["status"][row] != Status.WAITING:
                 return Place(num_ahead=0, planning_failure="")
-            never_ran = columns["num_preemptions"][own[0]] == 0
+            arrived = books["arrival_time_us"]
+            never_ran = books["num_preemptions"][row] == 0
             return Place(
-                num_ahead=int((waiting & (columns["arrival_time_us"] < columns["arrival_time_us"][own[0]])).sum()),
+                num_ahead=int((arrived[books.rows_with(Status.WAITING)] < arrived[row]).sum()),
                 planning_failure=self.engine.planning_failure if never_ran else "",
             )
 

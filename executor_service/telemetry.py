@@ -80,6 +80,10 @@ class EngineLog:
                 effect="who has begun goes on, who never ran waits",
             )
 
+    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
+        effect = "their KV is computed again"
+        self._log.error("swap_copies_failed", request_ids=request_ids, effect=effect, exc_info=error)
+
     def requests_failed(self, request_ids: list[int], error: Exception) -> None:
         self._log.error("requests_failed", request_ids=request_ids, exc_info=error)
 

@@ -12,14 +12,15 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, state_pb2
+from scheduler_service.columns import TableLayout
 from scheduler_service.core.errors import ErrorReason, PolicyError, StateError
 from scheduler_service.core.executor_plan import (
     Evictions,
     EvictMode,
     ExecutorPlan,
-    Explanations,
     Rejections,
     Scheduled,
     Transitions,
@@ -61,6 +62,16 @@ POLICY_ENUMS: dict[str, type[IntEnum]] = {
 }
 
 _REQUIRED_COLUMNS = ("id", "status", "num_prompt_tokens")
+_REQUIRED_ROWS = tuple(map(COLUMN_NAMES.index, _REQUIRED_COLUMNS))
+_REQUEST_TABLE = TableLayout(state_pb2.RequestTable)
+_PLAN_TABLES = {
+    "scheduled": TableLayout(plan_pb2.ScheduledTable),
+    "admit": TableLayout(plan_pb2.TransitionTable),
+    "resume": TableLayout(plan_pb2.TransitionTable),
+    "evict": TableLayout(plan_pb2.EvictTable),
+    "reject": TableLayout(plan_pb2.RejectTable),
+}
+_EXPLANATION_TABLE = TableLayout(plan_pb2.ExplanationTable)
 _LATENCY_FIELDS = tuple(field.name for field in state_pb2.LatencyModel.DESCRIPTOR.fields)
 _LIMIT_FIELDS = tuple(field.name for field in state_pb2.ExecutorLimits.DESCRIPTOR.fields)
 
@@ -104,24 +115,32 @@ def _executor_from(
 
 def requests_from(message: state_pb2.RequestTable, field: str) -> Requests:
     """The columns of a request table. Raises StateError for a column that is missing or of another length than `id`."""
-    requests = Requests.from_columns(len(message.id), _columns_of(message, COLUMN_NAMES, _REQUIRED_COLUMNS, field))
+    num_rows = len(message.id)
+    columns = _REQUEST_TABLE.views(message, num_rows)
+    if columns is None or any(columns[row] is None for row in _REQUIRED_ROWS):
+        columns = _columns_of(message, COLUMN_NAMES, _REQUIRED_COLUMNS, field)
+    absent = np.zeros(num_rows, dtype=np.int64)
+    present = [absent if column is None else column for column in columns]
+    # One copy of all columns rather than one of each.
+    requests = Requests(np.concatenate(present, dtype=np.int64).reshape(len(present), num_rows))
     # The contract lets a prompt be cached whole. Its last token is computed again all the same: the next one is sampled
     # from it. So to the core such a request has all but that token.
-    cached_whole = (requests.num_output_tokens == 0) & (requests.num_computed_tokens == requests.num_prompt_tokens)
-    requests.num_computed_tokens[:] -= cached_whole
+    cached_whole = requests.num_computed_tokens == requests.num_prompt_tokens
+    if np.count_nonzero(cached_whole) > 0:
+        requests.num_computed_tokens[cached_whole & (requests.num_output_tokens == 0)] -= 1
     return requests
 
 
-def _columns_of(message: Any, names: Sequence[str], required: Sequence[str], field: str) -> dict[str, Any]:
-    """The columns that a table has, checked for their lengths."""
-    columns = {name: np.asarray(column) for name in names if len(column := getattr(message, name)) > 0}
-    if not columns:
+def _columns_of(message: Any, names: Sequence[str], required: Sequence[str], field: str) -> list[NDArray[Any] | None]:
+    """The columns of a table, `id` first and None for one that is left out, checked for their lengths."""
+    columns = [np.asarray(column) if len(column := getattr(message, name)) > 0 else None for name in names]
+    if all(column is None for column in columns):
         return columns
     for name in required:
-        if name not in columns:
+        if columns[names.index(name)] is None:
             raise _missing(f"{field}.{name}")
-    for name, column in columns.items():
-        if len(column) != len(message.id):
+    for name, column in zip(names, columns, strict=True):
+        if column is not None and len(column) != len(message.id):
             lengths = {"length": str(len(column)), "expected": str(len(message.id))}
             description = f"has {len(column)} rows, and id has {len(message.id)}"
             raise StateError(f"{field}.{name}", ErrorReason.COLUMN_LENGTH, description, lengths)
@@ -208,20 +227,24 @@ def policy_message(policy: Policy) -> policy_pb2.Policy:
 
 def plan_message(plan: ExecutorPlan) -> plan_pb2.ExecutorPlan:
     """The message of a plan."""
+    composition = plan.composition
     message = plan_pb2.ExecutorPlan(
         executor_id=plan.executor_id,
         iteration=plan.iteration,
+        composition=plan_pb2.PassComposition(
+            num_prefill_tokens=composition.num_prefill_tokens,
+            num_decode_tokens=composition.num_decode_tokens,
+            num_prefill_requests=composition.num_prefill_requests,
+            num_decode_requests=composition.num_decode_requests,
+        ),
         predicted_time_us=plan.predicted_time_us,
         digest=plan.digest,
         kv_residency_charge=plan.kv_residency_charge,
     )
-    for name in ("scheduled", "admit", "resume", "evict", "reject"):
-        _fill(getattr(message, name), getattr(plan, name))
-    composition = plan.composition
-    message.composition.num_prefill_tokens = composition.num_prefill_tokens
-    message.composition.num_decode_tokens = composition.num_decode_tokens
-    message.composition.num_prefill_requests = composition.num_prefill_requests
-    message.composition.num_decode_requests = composition.num_decode_requests
+    for name, layout in _PLAN_TABLES.items():
+        table = getattr(plan, name)
+        if len(table.id) > 0:
+            layout.fill(getattr(message, name), table)
     if plan.shortfall is not None:
         message.shortfall.id = plan.shortfall.id
         message.shortfall.reason = plan.shortfall.reason.value  # type: ignore[assignment]
@@ -229,14 +252,8 @@ def plan_message(plan: ExecutorPlan) -> plan_pb2.ExecutorPlan:
         message.shortfall.available = plan.shortfall.available
     if plan.explanations is not None:
         message.explanations.SetInParent()
-        _fill(message.explanations, plan.explanations)
+        _EXPLANATION_TABLE.fill(message.explanations, plan.explanations)
     return message
-
-
-def _fill(message: Any, table: Scheduled | Transitions | Evictions | Rejections | Explanations) -> None:
-    if len(table.id) > 0:
-        for name in table.__slots__:
-            getattr(message, name).extend(getattr(table, name).tolist())
 
 
 def plan_from(message: plan_pb2.ExecutorPlan, field: str) -> ExecutorPlan:
@@ -265,7 +282,12 @@ def _table_from(table: type[_Table], message: Any, required: Sequence[str], fiel
     names = table.__slots__
     columns = _columns_of(message, names, required, field)
     absent = np.zeros(len(message.id), dtype=np.int64)
-    return table(**{name: columns.get(name, absent).astype(np.int64) for name in names})
+    return table(
+        **{
+            name: absent if column is None else column.astype(np.int64)
+            for name, column in zip(names, columns, strict=True)
+        }
+    )
 
 
 def violation_messages(violations: Iterable[Violation]) -> list[scheduler_pb2.Violation]:

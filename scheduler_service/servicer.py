@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -24,6 +23,8 @@ from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 
 log = structlog.get_logger(__name__)
 
@@ -49,30 +50,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._observers = observers
 
     async def Plan(self, request: scheduler_pb2.PlanRequest, context: Context) -> scheduler_pb2.PlanResponse:
-        async with _errors_as_status(context, "Plan"):
-            return self._plan(request)
+        return await _answer(context, "Plan", self._plan, request)
 
     async def PlanStream(
         self, request_iterator: AsyncIterator[scheduler_pb2.PlanRequest], context: Context
     ) -> AsyncIterator[scheduler_pb2.PlanResponse]:
         async for request in request_iterator:
-            async with _errors_as_status(context, "PlanStream"):
-                response = self._plan(request)
-            yield response
+            yield await _answer(context, "PlanStream", self._plan, request)
 
     async def Verify(self, request: scheduler_pb2.VerifyRequest, context: Context) -> scheduler_pb2.VerifyResponse:
-        async with _errors_as_status(context, "Verify"):
-            return self._verify(request)
+        return await _answer(context, "Verify", self._verify, request)
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
-        async with _errors_as_status(context, "Place"):
-            return self._place(request)
+        return await _answer(context, "Place", self._place, request)
 
     async def ListProfiles(
         self, request: scheduler_pb2.ListProfilesRequest, context: Context
     ) -> scheduler_pb2.ListProfilesResponse:
-        async with _errors_as_status(context, "ListProfiles"):
-            return self._list_profiles(request)
+        return await _answer(context, "ListProfiles", self._list_profiles, request)
 
     def _plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         policy = self._policy(request)
@@ -81,9 +76,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if request.explain:
             plans = explain(cluster, plans, policy)
         response = scheduler_pb2.PlanResponse(plans=map(convert.plan_message, plans))
-        call = PlannedCall(request=request, response=response, policy=policy, cluster=cluster, plans=plans)
-        for observer in self._observers:
-            observer.offer(call)
+        if self._observers:
+            call = PlannedCall(request=request, response=response, policy=policy, cluster=cluster, plans=plans)
+            for observer in self._observers:
+                observer.offer(call)
         return response
 
     def _verify(self, request: scheduler_pb2.VerifyRequest) -> scheduler_pb2.VerifyResponse:
@@ -155,14 +151,19 @@ def _cluster(
     return cluster
 
 
-@asynccontextmanager
-async def _errors_as_status(context: Context, method: str) -> AsyncIterator[None]:
-    """Turn what a caller did wrong into its status, and our own bugs into INTERNAL, for this call alone."""
+async def _answer(
+    context: Context, method: str, decide: Callable[[_Request], _Response], request: _Request
+) -> _Response:
+    """What `decide` says; where it raises, what a caller did wrong becomes its status, and our own bugs INTERNAL.
+
+    Either ends this call alone.
+    """
     try:
-        yield
+        return decide(request)
     except SchedulerError as error:
         log.info("refused", method=method, reason=error.reason.name, field=error.field)
         await refuse(context, error)
     except Exception:
         log.exception("crashed", method=method)
         await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed by a fault of the scheduler; its log has more")
+        raise AssertionError("abort raises") from None

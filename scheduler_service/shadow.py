@@ -50,6 +50,10 @@ def _rows(*columns: IntArray) -> set[tuple[int, ...]]:
     return set(zip(*(column.tolist() for column in columns), strict=True))
 
 
+# What a report says, in its order. Each is a counter: it only grows while the service runs.
+_COUNTERS = ("num_plans", "num_different", *(kind.value for kind in Difference), "num_dropped", "num_failed")
+
+
 class Shadow:
     """Observes calls by planning them again. `policy`: what the profile means now, asked for at each call."""
 
@@ -58,32 +62,22 @@ class Shadow:
     def __init__(self, profile: str, policy: Callable[[], Policy]) -> None:
         self._profile = profile
         self._policy = policy
-        self._num_plans = 0
-        self._num_different = 0
-        self._counts: Counter[Difference] = Counter()
+        self._totals = Counter(dict.fromkeys(_COUNTERS, 0))
+        self._reported = self._totals.copy()
 
     def observe(self, call: PlannedCall) -> None:
         """Raises what the planner does where the profile does not go with the state."""
         for ours, theirs in zip(call.plans, plan(call.cluster, self._policy()), strict=True):
             kinds = list(differences(ours, theirs))
-            self._num_plans += 1
-            self._num_different += bool(kinds)
-            self._counts.update(kinds)
+            self._totals.update(kinds, num_plans=1, num_different=int(bool(kinds)))
 
     def report(self, missed: Missed) -> None:
-        if not (self._num_plans or missed.num_dropped or missed.num_failed):
-            return
-        log.info(
-            "shadow_difference",
-            profile=self._profile,
-            num_plans=self._num_plans,
-            num_different=self._num_different,
-            **{kind.value: self._counts[kind] for kind in Difference},
-            num_dropped=missed.num_dropped,
-            num_failed=missed.num_failed,
-        )
-        self._num_plans = self._num_different = 0
-        self._counts.clear()
+        """Log the counts since the last report, and beside them the totals, for whoever makes metrics of log lines."""
+        self._totals.update(num_dropped=missed.num_dropped, num_failed=missed.num_failed)
+        counts = {name: self._totals[name] - self._reported[name] for name in _COUNTERS}
+        if any(counts.values()):
+            log.info("shadow_difference", profile=self._profile, **counts, totals=dict(self._totals))
+        self._reported = self._totals.copy()
 
     def close(self) -> None:
         """Hold nothing that needs an end."""

@@ -21,12 +21,16 @@ class Job:
 
 def mixed_jobs(count: int, tokenize: Callable[[str], Sequence[int]], *, seed: int = 1) -> list[Job]:
     """``count`` jobs over the texts that `metronome run` uses as prompts; the same for the same seed."""
-    folder = resources.files("metronome_cli") / "prompts"
-    texts = sorted((file.name, file.read_text(encoding="utf-8")) for file in folder.iterdir())
-    tokens = [token for _, text in texts for token in tokenize(text)[1:]]
-    start_token = tokenize("")[0]
+    start_token, tokens = corpus_tokens(tokenize)
     draw = random.Random(seed)
     return [_job(draw, start_token, tokens) for _ in range(count)]
+
+
+def corpus_tokens(tokenize: Callable[[str], Sequence[int]]) -> tuple[int, list[int]]:
+    """The token that begins a text, and those of the texts that `metronome run` uses as prompts, one after another."""
+    folder = resources.files("metronome_cli") / "prompts"
+    texts = sorted((file.name, file.read_text(encoding="utf-8")) for file in folder.iterdir())
+    return tokenize("")[0], [token for _, text in texts for token in tokenize(text)[1:]]
 
 
 def jobs_from_file(path: Path) -> list[Job]:

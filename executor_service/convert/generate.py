@@ -172,6 +172,7 @@ def finished(event: FinishedEvent, index: int) -> pb.Finished:
         usage=pb.Usage(
             num_prompt_tokens=usage.num_prompt_tokens,
             num_output_tokens=usage.num_output_tokens,
+            num_cached_tokens=usage.num_cached_tokens,
             num_preemptions=usage.num_preemptions,
             queue_time_us=usage.queue_time_us,
             time_to_first_token_us=usage.time_to_first_token_us,

@@ -4,18 +4,20 @@ The executor never trusts a plan for memory safety. ``check`` reads the books an
 with a plan raises PlanRefusedError there, so ``apply`` cannot fail half way.
 
 A plan made while the pass before ran may name requests that ended in it. Those, and no others, are dropped: the blocks
-that they gave back make the rest of the plan fit the better.
+that they gave back make the rest of the plan fit the better. One that enters may find more of its text in the prefix
+cache than the scheduler knew of: it computes what it then lacks, never more than the plan says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import BlockCopy, Books, Rows, Status
+from executor_service.engine.books import BlockCopy, Blocks, Books, Rows, Status
+from executor_service.engine.entering import work_out
 from executor_service.engine.plan import EvictMode, Ids, Plan, Rejection
 
 
@@ -36,6 +38,8 @@ class CheckedPlan:
     reject: tuple[Rejection, ...]
     predicted_us: int
     kv_residency_charge: float | None
+    admit_prefixes: tuple[Blocks, ...] = ()  # the cached blocks that each of ``admit`` reuses
+    resume_prefixes: tuple[Blocks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +79,8 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
     _check_statuses(checked, books)
     _check_rejections(checked, books)
     _check_tokens(checked, books)
-    _check_blocks(checked, books)
-    return checked
+    _check_swap(checked, books)
+    return _with_blocks(checked, books)
 
 
 def apply(checked: CheckedPlan, books: Books) -> Copies:
@@ -84,8 +88,9 @@ def apply(checked: CheckedPlan, books: Books) -> Copies:
     out = tuple(books.evict_by_swap(row) for row in checked.evict_by_swap)
     for row in checked.evict_by_recompute:
         books.evict_by_recompute(row)
-    into = tuple(books.resume(row) for row in checked.resume)
-    books.admit(checked.admit)
+    # Cached prefixes first: what is allocated afterwards may take the place of cached text.
+    books.admit(checked.admit, checked.admit_prefixes)
+    into = tuple(map(books.resume, checked.resume, checked.resume_prefixes))
     books.grow(checked.rows, checked.num_tokens)
     if checked.kv_residency_charge is not None:
         books.tenants.kv_residency_charge = checked.kv_residency_charge
@@ -162,17 +167,30 @@ def _check_tokens(checked: CheckedPlan, books: Books) -> None:
         raise PlanRefusedError(f"leaves {num_running} requests running, the limit is {limits.max_num_seqs}")
 
 
-def _check_blocks(checked: CheckedPlan, books: Books) -> None:
-    num_blocks = books["num_blocks"]
-    swapped_out = int(num_blocks[checked.evict_by_swap].sum())
+def _check_swap(checked: CheckedPlan, books: Books) -> None:
+    swapped_out = int(books["num_blocks"][checked.evict_by_swap].sum())
     if swapped_out > books.swap_space.num_free:
         ids = books["id"][checked.evict_by_swap].tolist()
         raise PlanRefusedError(
             f"swaps requests {ids} out to {swapped_out} swap blocks, {books.swap_space.num_free} are free"
         )
-    held = num_blocks[checked.rows].copy()
-    held[np.isin(checked.rows, checked.resume)] = 0  # what it holds is in swap space
-    needed = books.num_blocks_for(books["num_computed_tokens"][checked.rows] + checked.num_tokens) - held
-    available = books.block_pool.num_free + swapped_out + int(num_blocks[checked.evict_by_recompute].sum())
-    if needed.clip(min=0).sum() > available:
-        raise PlanRefusedError(f"needs {needed.clip(min=0).sum()} KV blocks, {available} are free")
+
+
+def _with_blocks(checked: CheckedPlan, books: Books) -> CheckedPlan:
+    """The plan with what its requests reuse, if there are blocks for the rest."""
+    entrance = work_out(
+        books,
+        rows=checked.rows,
+        num_tokens=checked.num_tokens,
+        admit=checked.admit,
+        resume=checked.resume,
+        evict=np.concatenate([checked.evict_by_swap, checked.evict_by_recompute]),
+    )
+    if entrance.num_taken_blocks > entrance.num_free_blocks:
+        raise PlanRefusedError(f"needs {entrance.num_taken_blocks} KV blocks, {entrance.num_free_blocks} are free")
+    return replace(
+        checked,
+        num_tokens=entrance.num_tokens,
+        admit_prefixes=entrance.admit_prefixes,
+        resume_prefixes=entrance.resume_prefixes,
+    )

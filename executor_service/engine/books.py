@@ -2,8 +2,8 @@
 
 One row a request, one NumPy array a column; a row is free when its status is 0. That makes a state for the scheduler
 and a batch for the device a few indexing operations, whatever the number of requests. The books own the two integer
-pools (device blocks and swap blocks), so one integrity check covers all. No tensor is known here: whoever changes where
-KV lives returns the block ids to copy.
+pools (device blocks and swap blocks) and the prefix cache over the first, so one integrity check covers all. No tensor
+is known here: whoever changes where KV lives returns the block ids to copy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.engine.limits import Limits
+from executor_service.engine.prefixes import Prefixes
 from executor_service.engine.sequence import Sequence
 from executor_service.engine.tenants import Tenants
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.kv.swap_space import SwapSpace
 from executor_service.sampling.logprobs import NO_LOGPROBS
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]
+NO_BLOCKS: Blocks = np.empty(0, dtype=np.int32)
 
 
 class Status(IntEnum):
@@ -35,7 +38,7 @@ class Status(IntEnum):
     SWAPPED = 3
 
 
-# What the scheduler sees, under the names of the contract.
+# What the scheduler sees, under the names of the contract; a snapshot adds what requests share (see snapshot.py).
 SCHEDULER_COLUMNS: dict[str, type[np.generic]] = {
     "id": np.int64,
     "status": np.int8,
@@ -79,10 +82,11 @@ class BlockCopy:
 class Books:
     """All requests of one executor, and all its blocks. ``iteration`` is the pass that comes next."""
 
-    def __init__(self, limits: Limits, *, capacity: int = 64) -> None:
+    def __init__(self, limits: Limits, *, prefix_scope: PrefixScope = PrefixScope.TENANT, capacity: int = 64) -> None:
         self.limits = limits
         self.iteration = 1
         self.block_pool = BlockPool(limits.num_blocks)
+        self.prefixes = Prefixes(self.block_pool, scope=prefix_scope, block_size=limits.block_size)
         self.swap_space = SwapSpace(limits.num_swap_blocks)
         self.tenants = Tenants()
         self.columns: dict[str, NDArray[Any]] = {
@@ -143,6 +147,7 @@ class Books:
         row = self._free_rows.pop()
         self._row_of[request.id] = row
         self._sequences[row] = sequence
+        self.prefixes.enter(row, sequence)
         values = {
             "id": request.id,
             "status": Status.WAITING,
@@ -179,6 +184,7 @@ class Books:
             column[row] = 0
         sequence = self.sequence(row)
         self._sequences[row] = None
+        self.prefixes.leave(row)
         self._free_rows.append(row)
         return sequence
 
@@ -198,26 +204,51 @@ class Books:
 
     def evict_by_recompute(self, row: int) -> None:
         """Drop the KV; prompt and output will be prefilled again."""
-        self._release_device_blocks(row)
+        self.lose_kv(row)
+        self.columns["num_preemptions"][row] += 1
+
+    def lose_kv(self, row: int) -> None:
+        """A running or swapped request goes back to the queue and holds nothing."""
         c = self.columns
+        if c["status"][row] == Status.SWAPPED:
+            self.swap_space.release(int(c["id"][row]))
+            c["num_blocks"][row] = 0
+        else:
+            self._release_device_blocks(row)
         c["status"][row] = Status.WAITING
         c["num_computed_tokens"][row] = 0
-        c["num_preemptions"][row] += 1
 
-    def resume(self, row: int) -> BlockCopy:
-        """Bring a swapped request back. Copy before the swap blocks are written again."""
+    def resume(self, row: int, prefix: Blocks) -> BlockCopy:
+        """Bring a swapped request back, with its ``cached_prefix``; the rest is to be copied.
+
+        Copy before the swap blocks are written again, then ``note_copied_in``.
+        """
         request_id = int(self.columns["id"][row])
+        num_reused = len(prefix)
         source = self.swap_space.holding(request_id).blocks
-        target = self.block_pool.allocate(len(source))
+        self._hold(row, prefix)
+        target = self.prefixes.cache.allocate(len(source) - num_reused)
         self.swap_space.release(request_id)
-        self.block_tables[row, : len(target)] = target
-        self.columns["num_blocks"][row] = len(target)
+        self.block_tables[row, num_reused : len(source)] = target
+        self.columns["num_blocks"][row] = len(source)
         self.columns["status"][row] = Status.RUNNING
-        return BlockCopy(row=row, source=source, target=target)
+        return BlockCopy(row=row, source=source[num_reused:], target=target)
 
-    def admit(self, rows: Rows) -> None:
-        """Let waiting requests run; those that arrived before one of them and still wait are overtaken by it."""
+    def note_copied_in(self, resumed: Iterable[int]) -> None:
+        """The KV of these rows is on the device; others can find it again."""
+        rows = np.fromiter(resumed, dtype=np.int64)
+        num_computed = self.columns["num_computed_tokens"][rows]
+        self.prefixes.publish(rows, np.zeros_like(num_computed), num_computed, self.block_tables)
+
+    def admit(self, rows: Rows, prefixes: Iterable[Blocks]) -> None:
+        """Let waiting requests run, each with its ``cached_prefix``.
+
+        Those that arrived before one of them and still wait are overtaken by it.
+        """
         c = self.columns
+        for row, prefix in zip(rows, prefixes, strict=True):
+            self._hold(row, prefix)
+            c["num_computed_tokens"][row] = len(prefix) * self.limits.block_size
         c["status"][rows] = Status.RUNNING
         waiting = self.rows_with(Status.WAITING)
         arrived = c["arrival_time_us"]
@@ -231,7 +262,7 @@ class Books:
         c = self.columns
         held = c["num_blocks"][rows]
         missing = self.num_blocks_for(c["num_computed_tokens"][rows] + num_tokens) - held
-        blocks = self.block_pool.allocate(int(missing.clip(min=0).sum()))
+        blocks = self.prefixes.cache.allocate(int(missing.clip(min=0).sum()))
         start = 0
         for i in np.flatnonzero(missing > 0):  # one request in block_size at a time decodes across a block's end
             row, first, count = rows[i], held[i], missing[i]
@@ -240,22 +271,56 @@ class Books:
             start += count
 
     def advance(self, rows: Rows, num_tokens: NDArray[np.int32]) -> None:
-        """Note that a pass computed so many tokens of each row."""
-        self.columns["num_computed_tokens"][rows] += num_tokens
+        """Note that a pass computed so many tokens of each row; the blocks that it filled can be reused from now on."""
+        num_computed = self.columns["num_computed_tokens"]
+        self.prefixes.publish(rows, num_computed[rows], num_tokens, self.block_tables)
+        num_computed[rows] += num_tokens
         self.columns["last_run_iteration"][rows] = self.iteration
         self.tenants.serve(*self.costs_of_pass(rows, num_tokens))
 
     def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
-        """[num_running] tenant, tokens computed and blocks held alone of each on the device, in a pass over ``rows``.
-
-        No block is shared yet, so each holds all of its blocks alone.
-        """
+        """[num_running] tenant, tokens computed in a pass over ``rows``, blocks held alone: of each on the device."""
         running = self.rows_with(Status.RUNNING)
         computed = np.zeros(len(self.columns["id"]), dtype=np.int64)
         computed[rows] = num_tokens
-        return self.columns["tenant"][running], computed[running], self.columns["num_blocks"][running]
+        num_shared = self.num_shared_blocks(running, self.block_pool.reference_counts_without(NO_BLOCKS))
+        return self.columns["tenant"][running], computed[running], self.columns["num_blocks"][running] - num_shared
+
+    # Reuse
+
+    def num_reusable_tokens(self, rows: Rows) -> NDArray[np.int32]:
+        """How many of the first tokens of each, waiting or swapped, may come from the prefix cache when it enters.
+
+        Of one that waits all but the last, whose logits are needed; of a swapped one what it has in swap space.
+        """
+        c = self.columns
+        num_tokens: NDArray[np.int32] = c["num_prompt_tokens"][rows] + c["num_output_tokens"][rows] - 1
+        return np.where(c["status"][rows] == Status.SWAPPED, c["num_computed_tokens"][rows], num_tokens)
+
+    def cached_prefix(self, row: int) -> Blocks:
+        """The device blocks, [num_blocks], that a request would reuse if it entered now."""
+        return self.prefixes.match(int(row), int(self.num_reusable_tokens(np.array([row]))[0]))
+
+    def forget_prefix(self, request_id: int) -> None:
+        """Let nobody reuse what a running request holds: its KV is in doubt."""
+        row = self._row_of.get(request_id, -1)
+        if row >= 0 and self.columns["status"][row] == Status.RUNNING:
+            self.prefixes.cache.forget(self._blocks_of(row))
 
     # Blocks
+
+    def blocks_of(self, rows: Rows) -> Blocks:
+        """The device blocks of ``rows``, one row's after another's, in the order of their texts."""
+        held = [self._blocks_of(row) for row in rows]
+        return np.concatenate([NO_BLOCKS, *held])
+
+    def num_shared_blocks(self, rows: Rows, counts: NDArray[np.int32]) -> NDArray[np.int64]:
+        """[n] how many blocks of each, running, others hold too. ``counts``: [num_blocks] references of each block."""
+        num_blocks = self.columns["num_blocks"][rows]
+        width = int(num_blocks.max(initial=0))
+        holds = np.arange(width) < num_blocks[:, None]
+        shared: NDArray[np.int64] = ((counts[self.block_tables[rows, :width]] > 1) & holds).sum(axis=1)
+        return shared
 
     def num_blocks_for(self, num_tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         return -(-num_tokens // self.limits.block_size)
@@ -267,6 +332,7 @@ class Books:
         if dict(zip(c["id"][rows].tolist(), rows.tolist(), strict=True)) != self._row_of:
             raise BlockAccountingError("the rows in use are not those of the requests")
         self.block_pool.check_integrity(self._blocks_of(row) for row in running)
+        self.prefixes.cache.check_integrity()
         self.swap_space.check_integrity()
         if len(self.swap_space) != len(swapped):
             raise BlockAccountingError(f"{len(self.swap_space)} requests hold swap blocks, {len(swapped)} are swapped")
@@ -280,6 +346,12 @@ class Books:
 
     def _blocks_of(self, row: int) -> Blocks:
         return self.block_tables[row, : self.columns["num_blocks"][row]]
+
+    def _hold(self, row: int, prefix: Blocks) -> None:
+        """Put the blocks of a cached prefix at the head of a row that has none."""
+        self.block_pool.share(prefix)
+        self.block_tables[row, : len(prefix)] = prefix
+        self.columns["num_blocks"][row] = len(prefix)
 
     def _release_device_blocks(self, row: int) -> None:
         self.block_pool.release(self._blocks_of(row))

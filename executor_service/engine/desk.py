@@ -94,6 +94,8 @@ class Desk:
         """End a request without an answer, and free what it holds. One that has ended already is left alone."""
         if request_id not in self._books:
             return
+        if cause is EndCause.INVALID_LOGITS:
+            self._books.forget_prefix(request_id)
         self._books.end(request_id)
         self.ended.add(request_id)
         self._events.append(EndedEvent(request_id=request_id, cause=cause, detail=detail))

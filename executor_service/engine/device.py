@@ -38,7 +38,7 @@ def run_copies(copies: Copies, kv: KVCopier) -> int:
 
 
 def _run(copy: Callable[[BlockIds, BlockIds], None], copies: tuple[BlockCopy, ...]) -> int:
-    if not copies:
+    if not any(len(c.source) for c in copies):
         return 0
     source = np.concatenate([c.source for c in copies])
     copy(source, np.concatenate([c.target for c in copies]))

@@ -12,11 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from executor_service.engine.apply import CheckedPlan, Copies, PlanRefusedError, apply, check
 from executor_service.engine.batch_builder import PassInputs, build_pass
-from executor_service.engine.books import Books, Rows, Status
+from executor_service.engine.books import Books, Status
 from executor_service.engine.desk import Desk
 from executor_service.engine.device import KVCopier, Runner, run_copies
 from executor_service.engine.inbox import Inbox
@@ -32,6 +30,7 @@ from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.sequence import Sequence
 from executor_service.engine.snapshot import Snapshot, project, take
 from executor_service.engine.stop_watch import StopWatch
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.runner import ExecuteResult
 
 # How long the loop rests when it holds requests that cannot run: no scheduler answers, or the plan was empty.
@@ -55,10 +54,11 @@ class Engine:
         overlap: Overlap,
         sink: Callable[[list[Event]], None],
         observer: Observer,
+        prefix_scope: PrefixScope = PrefixScope.TENANT,
         swap_block_us: float = 0.0,
     ) -> None:
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
-        self._books = Books(limits)
+        self._books = Books(limits, prefix_scope=prefix_scope)
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
         self._planning_failure = ""
@@ -123,13 +123,13 @@ class Engine:
         checked, source = self._checked(obtained)
         copies = apply(checked, self._books)
         self._note_transitions(checked)
-        if len(checked.rows):
-            self._run_pass(checked, copies, obtained, source, watch)
-        else:
-            self._copy_alone(copies)
+        runs = self._copy(copies) and len(checked.rows) > 0
+        watch.lap("copy")
+        if runs:
+            self._run_pass(checked, obtained, source, watch)
         self._publish_queue()
         self._desk.flush()
-        return len(checked.rows) > 0
+        return runs
 
     def _obtain(self) -> ObtainedPlan:
         """The plan asked for ahead; or one for the books as they are, where all whom that would run have ended."""
@@ -154,16 +154,34 @@ class Engine:
                 self._observer.plan_refused(iteration, str(refusal))
         return check(make_safe_plan(self._books), self._books, ended=frozenset()), PlanSource.SAFE
 
-    def _run_pass(
-        self, checked: CheckedPlan, copies: Copies, obtained: ObtainedPlan, source: PlanSource, watch: StopWatch
-    ) -> None:
+    def _copy(self, copies: Copies) -> bool:
+        """Copy between device and swap space. Where that fails the plan runs nobody, and those whose KV was under way
+        are computed again from their tokens.
+        """
+        started = time.perf_counter_ns()
+        try:
+            num_copied = run_copies(copies, self._kv)
+        except Exception as error:  # out of memory, a broken bus
+            rows = [copy.row for copy in copies.out + copies.into]
+            for row in rows:
+                self._books.lose_kv(row)
+            self.counters.num_swap_failures += 1
+            self._observer.copies_failed(self._books["id"][rows].tolist(), error)
+            return False
+        if num_copied:
+            self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
+        self._books.note_copied_in(copy.row for copy in copies.into)
+        return True
+
+    def _run_pass(self, checked: CheckedPlan, obtained: ObtainedPlan, source: PlanSource, watch: StopWatch) -> None:
         """One forward pass over all chunks and decodes of a plan that has been applied."""
         start_time_us = clock_us()
         figures = BooksFigures.of(self._books)
         inputs = build_pass(self._books, checked.rows, checked.num_tokens)
         watch.lap("build")
         self._planning.ask_ahead(lambda: self._projection(inputs))
-        result = self._execute(inputs, copies, watch)
+        result = self._execute(inputs)
+        watch.lap("forward")
         num_finished = 0
         if result is not None:
             self._books.advance(inputs.rows, inputs.num_tokens)
@@ -185,38 +203,17 @@ class Engine:
             self._learn(inputs, record)
         self._observer.pass_done(record)
 
-    def _execute(self, inputs: PassInputs, copies: Copies, watch: StopWatch) -> ExecuteResult | None:
-        """Copy, then run the pass. None if that failed: those in it are lost, the loop is not."""
-        result = None
+    def _execute(self, inputs: PassInputs) -> ExecuteResult | None:
+        """Run the pass. None if that failed: those in it are lost, the loop is not."""
         try:
-            self._copy(copies)
-            watch.lap("copy")
-            result = self._runner.execute(inputs.batch, inputs.sampling)
+            return self._runner.execute(inputs.batch, inputs.sampling)
         except Exception as error:  # out of memory, a broken model
-            self._fail(inputs.rows, copies, error)
-        watch.lap("forward")
-        return result
-
-    def _copy_alone(self, copies: Copies) -> None:
-        """The copies of a plan that runs nobody: what it swaps out must be kept all the same."""
-        try:
-            self._copy(copies)
-        except Exception as error:  # as in a pass
-            self._fail(np.empty(0, dtype=np.int64), copies, error)
-
-    def _copy(self, copies: Copies) -> None:
-        started = time.perf_counter_ns()
-        num_copied = run_copies(copies, self._kv)
-        if num_copied:
-            self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
-
-    def _fail(self, rows: Rows, copies: Copies, error: Exception) -> None:
-        """End all whose KV a failed pass leaves in doubt: those that ran, and those whose blocks were being copied."""
-        touched = np.concatenate([rows, [copy.row for copy in copies.out + copies.into]]).astype(np.int64)
-        request_ids = self._books["id"][np.unique(touched)].tolist()
-        self._observer.requests_failed(request_ids, error)
-        for request_id in request_ids:
-            self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
+            request_ids = self._books["id"][inputs.rows].tolist()
+            self._observer.requests_failed(request_ids, error)
+            for request_id in request_ids:
+                self._books.forget_prefix(request_id)
+                self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
+            return None
 
     # State out
 
@@ -245,11 +242,20 @@ class Engine:
         counters, now_us = self.counters, clock_us()
         counters.num_evicted_swap += len(checked.evict_by_swap)
         counters.num_evicted_recompute += len(checked.evict_by_recompute)
-        for row in checked.admit:
+        for row, prefix in zip(checked.admit, checked.admit_prefixes, strict=True):
             sequence = self._books.sequence(row)
+            self._count_reuse(sequence, len(prefix) * self._books.limits.block_size)
             sequence.first_run_us = sequence.first_run_us or now_us
         for rejection in checked.reject:
             self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail)
+
+    def _count_reuse(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        """A request comes to run, with so many tokens of the prefix cache."""
+        if not sequence.first_run_us:
+            sequence.num_cached_tokens = num_cached_tokens
+        if self._books.prefixes.scope is not PrefixScope.OFF and sequence.request.may_reuse_prefix:
+            self.counters.num_prefix_query_tokens += sequence.num_tokens
+            self.counters.num_prefix_hit_tokens += num_cached_tokens
 
     def _go_idle(self) -> None:
         self._planning.forget()

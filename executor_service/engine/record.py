@@ -59,6 +59,8 @@ class Counters:
     num_refused_plans: int = 0
     num_plan_failures: int = 0
     num_swap_failures: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
 
     def copy(self) -> Counters:
         return replace(self)
@@ -72,6 +74,8 @@ class Observer(Protocol):
     def plan_refused(self, iteration: int, detail: str) -> None: ...
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None: ...
+
+    def copies_failed(self, request_ids: list[int], error: Exception) -> None: ...
 
     def requests_failed(self, request_ids: list[int], error: Exception) -> None: ...
 

@@ -78,6 +78,12 @@ class Request:
     expected_output_tokens: int  # 0: unknown
     arrival_time_us: int
     deadline_us: int  # 0: none
+    reuse_prefix: bool = True  # False: all of it is computed
+
+    @property
+    def may_reuse_prefix(self) -> bool:
+        """Whether it may begin with cached KV: not where the logits of its prompt are asked for, which no cache has."""
+        return self.reuse_prefix and self.output.num_prompt_logprobs is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +133,7 @@ class Usage:
 
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int  # of the prompt, that came from the prefix cache
     num_preemptions: int
     queue_time_us: int
     time_to_first_token_us: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import Books, Rows, Status
+from executor_service.engine.books import NO_BLOCKS, Books, Rows, Status
 from executor_service.engine.plan import EvictMode, Plan
 
 Counts = NDArray[np.int32]
@@ -55,7 +55,7 @@ def _plan_with_evictions(books: Books, running: Rows) -> Plan:
     first, others = by_arrival[:1], by_arrival[:0:-1]
     num_tokens, growth = _demand(books, first, books.limits.max_num_batched_tokens)
     missing = int(growth[0]) - books.block_pool.num_free
-    num_victims = int(np.searchsorted(np.cumsum(books["num_blocks"][others]), missing)) + 1
+    num_victims = int(np.searchsorted(_freed_by(books, others), missing)) + 1
     ids = books["id"]
     return Plan(
         iteration=books.iteration,
@@ -64,6 +64,17 @@ def _plan_with_evictions(books: Books, running: Rows) -> Plan:
         evict=ids[others[:num_victims]],
         evict_modes=np.full(len(others[:num_victims]), EvictMode.RECOMPUTE, dtype=np.int32),
     )
+
+
+def _freed_by(books: Books, victims: Rows) -> NDArray[np.int64]:
+    """[num_victims] blocks that are free once the first, the first two, ... have left: those that nobody else holds."""
+    counts = books.block_pool.reference_counts_without(NO_BLOCKS)
+    freed = np.zeros(len(victims), dtype=np.int64)
+    for i in range(len(victims)):
+        blocks = books.blocks_of(victims[i : i + 1])
+        counts[blocks] -= 1
+        freed[i] = np.count_nonzero(counts[blocks] == 0)
+    return np.cumsum(freed)
 
 
 def _in_order(books: Books, rows: Rows, *, first: str) -> Rows:

@@ -56,6 +56,7 @@ class Sequence:
         "detokenizer",
         "first_run_us",
         "first_token_us",
+        "num_cached_tokens",
         "num_tokens",
         "prompt_logprobs",
         "request",
@@ -74,6 +75,7 @@ class Sequence:
         # Of the prompt's tokens from the second on, as far as passes have gone. An eviction does not take them back.
         self.prompt_logprobs: list[TokenLogprobs] = []
         self._echo = request.output.echo
+        self.num_cached_tokens = 0  # that it found when it first ran
         self.first_run_us = 0
         self.first_token_us = 0
 
@@ -113,6 +115,7 @@ class Sequence:
         return Usage(
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_preemptions=num_preemptions,
             queue_time_us=max(0, self.first_run_us - arrival),
             time_to_first_token_us=max(0, self.first_token_us - arrival),

@@ -1,20 +1,28 @@
 """What the executor tells the scheduler: the books, as they stand or as a running pass will leave them.
 
 Overlapped planning asks for the plan of the next pass while a pass runs. By then almost all that the pass will do is
-known: how many tokens each request computes, and who ends because its answer has the length asked for. Only what the
-tokens say (an end token, a stop string) is not; a request that ends so is dropped from the plan when it is applied.
+known: how many tokens each request computes, which blocks that fills, and who ends because its answer has the length
+asked for. Only what the tokens say (an end token, a stop string) is not; a request that ends so is dropped from the
+plan when it is applied.
+
+What requests share is looked up here, for each state anew: a request that waits holds nothing, and is shown with the
+cached prefix that it would reuse if it entered now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import SCHEDULER_COLUMNS, Books, Rows
+from executor_service.engine.books import NO_BLOCKS, SCHEDULER_COLUMNS, Books, Rows, Status
 from executor_service.engine.limits import Limits
+
+# What a snapshot adds to the columns of the books, under the names of the contract.
+SHARING_COLUMNS = ("num_shared_blocks", "next_block_hash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +49,7 @@ class Snapshot:
     latency: Latency | None
     tenants: tuple[str, ...]  # [num_tenants] names; `tenant` is an index into them
     tenant_service: NDArray[np.float64]  # [num_tenants] in tokens; see tenants.py
-    columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS, [num_requests] each
+    columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS and SHARING_COLUMNS, [num_requests] each
 
     @property
     def num_requests(self) -> int:
@@ -51,6 +59,8 @@ class Snapshot:
 def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The books as they stand between two passes."""
     rows = books.rows()
+    columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
+    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(NO_BLOCKS), soon={})
     return Snapshot(
         iteration=books.iteration,
         now_us=now_us,
@@ -60,7 +70,7 @@ def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
         latency=latency,
         tenants=tuple(books.tenants.names),
         tenant_service=books.tenants.service,
-        columns={name: books[name][rows] for name in SCHEDULER_COLUMNS},
+        columns=columns,
     )
 
 
@@ -75,15 +85,49 @@ def project(
     projected["num_output_tokens"][sampled] += 1
     finished = sampled[projected["num_output_tokens"][sampled] >= projected["max_output_tokens"][sampled]]
     projected["status"][finished] = 0
+    counts = books.block_pool.reference_counts_without(books.blocks_of(finished))
+    soon = books.prefixes.published_by(rows, books["num_computed_tokens"][rows], num_tokens, books.block_tables)
     remaining = np.flatnonzero(projected["status"])
+    columns = {name: column[remaining] for name, column in projected.items()}
+    _show_sharing(books, remaining, columns, counts, soon)
     return Snapshot(
         iteration=books.iteration + 1,
         now_us=now_us,
         limits=books.limits,
-        num_free_blocks=books.block_pool.num_free + int(projected["num_blocks"][finished].sum()),
+        num_free_blocks=int(np.count_nonzero(counts == 0)),
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
         tenants=tuple(books.tenants.names),
         tenant_service=books.tenants.service_after(*books.costs_of_pass(rows, num_tokens)),
-        columns={name: column[remaining] for name, column in projected.items()},
+        columns=columns,
     )
+
+
+def _show_sharing(
+    books: Books, rows: Rows, columns: dict[str, NDArray[Any]], counts: NDArray[np.int32], soon: Mapping[bytes, int]
+) -> None:
+    """Add the SHARING_COLUMNS, and the cached prefixes of those that wait.
+
+    ``columns``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by digest, what will
+    have been published by then.
+    """
+    status, block_size = columns["status"], books.limits.block_size
+    shared = columns["num_shared_blocks"] = np.zeros(len(rows), dtype=np.int32)
+    running, waiting = np.flatnonzero(status == Status.RUNNING), np.flatnonzero(status == Status.WAITING)
+    shared[running] = books.num_shared_blocks(rows[running], counts)
+    # A new token that the pass samples is not known yet when a state is sent ahead, so the newest one never counts.
+    num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"]
+    num_reusable_tokens = num_tokens - ((status == Status.WAITING) | (columns["num_output_tokens"] > 0))
+    prefixes = books.prefixes.find(rows[waiting], num_reusable_tokens[waiting], soon)
+    num_blocks = columns["num_blocks"][waiting] = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))
+    columns["num_computed_tokens"][waiting] = num_blocks * block_size
+    before: list[int] = []
+    num_shared = 0
+    for i in np.flatnonzero(num_blocks):  # equal prefixes are one list
+        if prefixes[i] is not before:
+            before, num_shared = prefixes[i], int(np.count_nonzero(counts[prefixes[i]]))
+        shared[waiting[i]] = num_shared
+    next_block = columns["num_computed_tokens"] // block_size
+    named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
+    columns["next_block_hash"] = np.zeros(len(rows), dtype=np.int64)
+    columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])

@@ -90,9 +90,9 @@ class ConstraintCompiler:
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_token_ids: Collection[int]) -> None:
         """``tokenizer``: of transformers. ``vocab_size``: logits of a row.
 
-        Prepares the vocabulary. For 262,144 tokens that takes three seconds of one core and holds the interpreter's lock
-        for most of them, so it is done before anybody is served. That it cannot be done for a tokenizer is told when a
-        constraint comes.
+        Prepares the vocabulary. For 262,144 tokens that takes three seconds of one core, most of them with the
+        interpreter's lock held, so it is done before anybody is served. That it cannot be done for a tokenizer is told
+        when a constraint comes.
         """
         self._vocab_size = vocab_size
         self._vocabulary: PreparedVocabulary | None = None

@@ -70,7 +70,7 @@ def test_the_books_name_who_is_in_the_executor(client: Client) -> None:
 def test_the_counters_count(client: Client) -> None:
     wait_until(client.is_idle)
     before = client.books().counters
-    client.generate(greedy("a prompt of twenty-two", 10))
+    client.generate(greedy("not seen before: 22 ..", 10))
     stream = client.open(greedy("another", 200))
     stream.cancel()
     wait_until(lambda: client.books().counters.num_cancelled > before.num_cancelled)
@@ -82,6 +82,28 @@ def test_the_counters_count(client: Client) -> None:
     assert after.num_prefill_tokens - before.num_prefill_tokens >= 22
     assert after.num_output_tokens - before.num_output_tokens >= 10
     assert (after.num_failed, after.num_refused_plans) == (before.num_failed, before.num_refused_plans)
+
+
+def test_a_beginning_that_was_computed_before_is_not_computed_again(client: Client) -> None:
+    """A block has 16 tokens, and each letter is one."""
+    wait_until(client.is_idle)
+    first = client.generate(greedy("sixteen letters. And then some", 4))
+    before = client.books().counters
+    second = client.generate(greedy("sixteen letters. And others", 4))
+    after = client.books().counters
+    assert (first.finished.usage.num_cached_tokens, second.finished.usage.num_cached_tokens) == (0, 16)
+    assert after.num_prefill_tokens - before.num_prefill_tokens == len(" And others")
+    assert after.num_prefix_query_tokens - before.num_prefix_query_tokens == len("sixteen letters. And others")
+    assert after.num_prefix_hit_tokens - before.num_prefix_hit_tokens == 16
+
+
+def test_a_tenant_does_not_find_what_was_computed_for_another(client: Client) -> None:
+    def num_cached(tenant: str) -> int:
+        request = greedy("a secret of many letters, and the rest", 2)
+        request.tenant = tenant
+        return client.generate(request).finished.usage.num_cached_tokens
+
+    assert [num_cached(tenant) for tenant in ("a", "b", "a", "b")] == [0, 0, 32, 32]
 
 
 def test_a_watch_opens_with_the_present_state(client: Client) -> None:
@@ -97,12 +119,12 @@ def test_a_watch_opens_with_the_present_state(client: Client) -> None:
 def test_a_watch_has_every_pass_once(client: Client) -> None:
     messages = watch(client)
     next(messages)
-    client.generate(greedy("a prompt of twenty-two", 30))
+    client.generate(greedy("one that nobody sent ..", 30))
     passes = passes_until(messages, 1)
     messages.cancel()
     iterations = [one.iteration for one in passes]
     assert iterations == list(range(iterations[0], iterations[0] + 30))
-    assert [one.num_prefill_tokens for one in passes] == [22] + [0] * 29
+    assert [one.num_prefill_tokens for one in passes] == [23] + [0] * 29
     assert [one.num_decode_tokens for one in passes] == [0] + [1] * 29
     assert [one.num_prefill_requests + one.num_decode_requests for one in passes] == [1] * 30
     assert [one.num_admitted for one in passes] == [1] + [0] * 29

@@ -28,9 +28,13 @@ from executor_service.engine.request import (
     TokensEvent,
 )
 from executor_service.engine.sequence import Detokenizer, Sequence
+from executor_service.kv.block_pool import BlockPool
 from executor_service.kv.cache import KVCache, KVCacheSpec
+from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.model.batch import RaggedBatch
 from executor_service.model.loaded import LoadedModel
-from executor_service.model.runner import ModelRunner
+from executor_service.model.runner import ExecuteResult, ModelRunner
+from executor_service.sampling.sampler import SamplingBatch
 from executor_service.text.stop import StopMatcher
 from support.planners import LocalPlanner
 from support.token_runner import TokenCache, TokenRunner
@@ -103,6 +107,7 @@ class Heard:
         self.refusals: list[str] = []
         self.outages: list[str] = []
         self.failures: list[tuple[list[int], Exception]] = []
+        self.failed_copies: list[list[int]] = []
 
     def pass_done(self, record: PassRecord) -> None:
         self.passes.append(record)
@@ -113,6 +118,9 @@ class Heard:
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         self.outages.append(str(failure))
 
+    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
+        self.failed_copies.append(request_ids)
+
     def requests_failed(self, request_ids: list[int], error: Exception) -> None:
         self.failures.append((request_ids, error))
 
@@ -120,8 +128,27 @@ class Heard:
         raise error
 
 
+class WatchedRunner:
+    """Notes the blocks that passes write although others hold them or may find them."""
+
+    def __init__(self, runner: Runner, block_size: int) -> None:
+        self._runner = runner
+        self._block_size = block_size
+        self.pool: BlockPool | None = None
+        self.wrongly_written: list[int] = []
+
+    def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
+        assert self.pool is not None
+        written = np.unique(batch.slot_mapping(self._block_size) // self._block_size).astype(np.int32)
+        wrong = (self.pool.reference_counts(written) != 1) | np.isin(written, self.pool.with_content())
+        self.wrongly_written += written[wrong].tolist()
+        return self._runner.execute(batch, sampling)
+
+
 class EngineUnderTest:
-    """Checks the integrity of the books after every step, and that nothing is told of a request that has ended."""
+    """Checks after every step the integrity of the books, and that no pass wrote a block that is not its request's own;
+    and that nothing is told of a request that has ended.
+    """
 
     def __init__(
         self,
@@ -131,21 +158,25 @@ class EngineUnderTest:
         kv: KVCopier,
         planner: Planner | None = None,
         overlap: Overlap = Overlap.ON,
+        prefix_scope: PrefixScope = PrefixScope.TENANT,
     ) -> None:
         self.limits = limits
+        self._runner = WatchedRunner(runner, limits.block_size)
         self.planner = planner or LocalPlanner()
         self.heard = Heard()
         self.events: dict[int, list[Event]] = defaultdict(list)
         self._ids = itertools.count(1)
         self.engine = Engine(
             limits=limits,
-            runner=runner,
+            runner=self._runner,
             kv=kv,
             planner=self.planner,
             overlap=overlap,
+            prefix_scope=prefix_scope,
             sink=self._hear,
             observer=self.heard,
         )
+        self._runner.pool = self.books.block_pool
 
     @property
     def books(self) -> Books:
@@ -164,6 +195,7 @@ class EngineUnderTest:
     def step(self) -> bool:
         ran = self.engine.step()
         self.books.check_integrity()
+        assert self._runner.wrongly_written == []
         assert self.books.iteration == self.engine.counters.num_iterations + 1
         return ran
 

@@ -34,6 +34,7 @@ _COUNTERS = (
         ),
     ),
     ("tokens", (("num_prefill_tokens", "in prefill"), ("num_output_tokens", "generated"))),
+    ("prefix cache", (("num_prefix_hit_tokens", "tokens found"), ("num_prefix_query_tokens", "looked up"))),
     (
         "evictions",
         (

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from executor_service.engine.apply import PlanRefusedError, apply, check
+from executor_service.engine.apply import CheckedPlan, PlanRefusedError, apply, check
 from executor_service.engine.books import Books, Status
 from executor_service.engine.plan import EvictMode, Plan, Rejection
 from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.snapshot import take
+from scheduler_service.core.policy import Ordering, Preemption
 from support.books import Standing, books_with, image_of
 from support.engine import limits_of
 from support.planners import RECOMPUTE, SWAP, real_plan
@@ -26,7 +27,8 @@ NOBODY: frozenset[int] = frozenset()
 
 @st.composite
 def standings(draw: st.DrawFn, id: int) -> Standing:
-    status = draw(st.sampled_from(Status))
+    status, text = draw(st.sampled_from(Status)), draw(st.sampled_from([1, 1, 1, 2, 0]))
+    reuse_prefix = draw(st.sampled_from([True, True, False]))
     num_prompt, num_output = draw(st.integers(1, 16)), draw(st.sampled_from([0, 0, 1, 1, 5]))
     num_lacking = 1 if num_output and draw(st.booleans()) else draw(st.integers(1, num_prompt + num_output))
     num_computed = num_prompt + num_output - num_lacking
@@ -39,6 +41,8 @@ def standings(draw: st.DrawFn, id: int) -> Standing:
             num_prompt_tokens=num_prompt,
             num_output_tokens=num_output,
             num_preemptions=num_preemptions,
+            text=text,
+            reuse_prefix=reuse_prefix,
         )
     return Standing(
         id=id,
@@ -47,12 +51,17 @@ def standings(draw: st.DrawFn, id: int) -> Standing:
         num_output_tokens=num_output,
         num_computed_tokens=num_computed,
         last_run_iteration=draw(st.integers(1, ITERATION - 1)),
+        text=text,
+        reuse_prefix=reuse_prefix,
     )
 
 
 @st.composite
 def random_books(draw: st.DrawFn) -> Books:
-    """Up to six requests, on an executor that each of them fits into by itself."""
+    """Up to six requests of three texts, on an executor that each of them fits into by itself.
+
+    Some may have ended already, so that what they computed is among the free blocks.
+    """
     requests = [draw(standings(id)) for id in range(1, draw(st.integers(0, 6)) + 1)]
 
     def held(status: Status) -> list[int]:
@@ -68,7 +77,13 @@ def random_books(draw: st.DrawFn) -> Books:
         max_num_seqs=max(1, len(running) + draw(st.integers(0, 2))),
         max_num_batched_tokens=draw(st.sampled_from([1, 3, 8, 64])),
     )
-    return books_with(limits, *requests, iteration=ITERATION)
+    books = books_with(limits, *requests, iteration=ITERATION)
+    for request in requests:
+        if draw(st.integers(0, 3)) == 0:
+            books.end(request.id)
+        else:
+            books["priority"][books.rows_of([request.id])] = draw(st.integers(0, 2))
+    return books
 
 
 @dataclass
@@ -130,6 +145,7 @@ def _decide(draw: st.DrawFn, plan: PlanInTheMaking, request_id: int, fate: str, 
         plan.reject.append(request_id)
 
 
+URGENT_FIRST = replace(RECOMPUTE, ordering=Ordering.PRIORITY, preemption=Preemption.FOR_PRIORITY)
 LAW = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -155,6 +171,26 @@ def test_a_plan_is_refused_and_nothing_changes_or_it_is_applied_and_all_adds_up(
     assert num_free >= 0
     assert checked.num_tokens.sum() <= books.limits.max_num_batched_tokens
     _assert_copies_can_be_made_in_their_order(books, copies.out, copies.into)
+    _assert_each_writes_blocks_of_its_own(books, checked)
+    _assert_what_is_reused_is_what_was_meant(books, checked)
+
+
+def _assert_each_writes_blocks_of_its_own(books: Books, checked: CheckedPlan) -> None:
+    """From the first token on that the pass computes, nobody else holds a block or can find it."""
+    with_content = books.block_pool.with_content()
+    for row, first_token in zip(checked.rows, books["num_computed_tokens"][checked.rows], strict=True):
+        written = books.blocks_of(np.array([row]))[first_token // BLOCK_SIZE :]
+        assert (books.block_pool.reference_counts(written) == 1).all()
+        assert not np.isin(written, with_content).any()
+
+
+def _assert_what_is_reused_is_what_was_meant(books: Books, checked: CheckedPlan) -> None:
+    """A prefix is still what the cache knows its text by, once all blocks of the plan are allocated."""
+    entering = zip((*checked.admit, *checked.resume), (*checked.admit_prefixes, *checked.resume_prefixes), strict=True)
+    for row, prefix in entering:
+        assert books.blocks_of(np.array([row]))[: len(prefix)].tolist() == prefix.tolist()
+        assert books.prefixes.match(row, len(prefix) * BLOCK_SIZE).tolist() == prefix.tolist()
+        event("reuses blocks" if len(prefix) else "reuses nothing")
 
 
 def _assert_copies_can_be_made_in_their_order(books: Books, out: Any, into: Any) -> None:
@@ -168,11 +204,14 @@ def _assert_copies_can_be_made_in_their_order(books: Books, out: Any, into: Any)
 
 
 @LAW
-@given(books=random_books(), policy=st.sampled_from([SWAP, RECOMPUTE]))
+@given(books=random_books(), policy=st.sampled_from([SWAP, RECOMPUTE, URGENT_FIRST]))
 def test_a_plan_of_the_scheduler_always_holds(books: Books, policy: Any) -> None:
     plan = real_plan(take(books, now_us=1, latency=None), policy)
-    apply(check(plan, books, ended=NOBODY), books)
+    checked = check(plan, books, ended=NOBODY)
+    apply(checked, books)
     books.check_integrity()
+    _assert_each_writes_blocks_of_its_own(books, checked)
+    _assert_what_is_reused_is_what_was_meant(books, checked)
 
 
 @LAW

@@ -19,13 +19,14 @@ from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.planning import Overlap
 from executor_service.engine.request import EndCause, EndedEvent, FinishReason
 from executor_service.engine.snapshot import Snapshot
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.runner import ExecuteResult
 from executor_service.sampling.sampler import SamplingBatch
 from scheduler_service.core.policy import Eviction, Policy
 from support.engine import EngineUnderTest, limits_of
 from support.planners import LocalPlanner, evicting, row_of
-from support.token_runner import VOCAB_SIZE, TokenCache, TokenRunner, true_tokens
+from support.token_runner import VOCAB_SIZE, BlockIds, TokenCache, TokenRunner, true_tokens
 
 
 @dataclass
@@ -35,6 +36,16 @@ class Asked:
     prompt: list[int]
     answer: list[int]
     finish_reason: FinishReason
+
+
+TEXTS = ([1, 2, 3, 4, 5, 6, 7, 8] * 2, [1, 2, 3, 4] * 4)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """The beginning of a known text, of none of its tokens to all, and what comes after it."""
+    beginning = draw(st.sampled_from(TEXTS))[: draw(st.integers(0, 16))]
+    return beginning + draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=0 if beginning else 1, max_size=6))
 
 
 class MoodyDevice(TokenRunner):
@@ -49,6 +60,28 @@ class MoodyDevice(TokenRunner):
         return super().execute(batch, sampling)
 
 
+class MoodyCopies:
+    """Fails in the next copy if it is told to."""
+
+    fails_next = False
+
+    def __init__(self, cache: TokenCache) -> None:
+        self._cache = cache
+
+    def copy_out(self, device_blocks: BlockIds, swap_blocks: BlockIds) -> None:
+        self._fail()
+        self._cache.copy_out(device_blocks, swap_blocks)
+
+    def copy_in(self, swap_blocks: BlockIds, device_blocks: BlockIds) -> None:
+        self._fail()
+        self._cache.copy_in(swap_blocks, device_blocks)
+
+    def _fail(self) -> None:
+        if self.fails_next:
+            self.fails_next = False
+            raise RuntimeError("copy failed")
+
+
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(2, 10),
@@ -58,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         eviction=st.sampled_from([Eviction.SWAP, Eviction.RECOMPUTE]),
         chunk_size=st.sampled_from([1, 5, 512]),
         overlap=st.sampled_from(Overlap),
+        prefix_scope=st.sampled_from([PrefixScope.TENANT, PrefixScope.SHARED, PrefixScope.OFF]),
     )
     def start(
         self,
@@ -68,6 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
         eviction: Eviction,
         chunk_size: int,
         overlap: Overlap,
+        prefix_scope: PrefixScope,
     ) -> None:
         limits = limits_of(
             block_size=4,
@@ -79,7 +114,15 @@ class EngineMachine(RuleBasedStateMachine):
         cache = TokenCache(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, block_size=4)
         self.device = MoodyDevice(cache)
         planner = LocalPlanner(Policy(eviction=eviction, chunk_size_tokens=chunk_size), self.meddle)
-        self.served = EngineUnderTest(limits=limits, runner=self.device, kv=cache, planner=planner, overlap=overlap)
+        self.copies = MoodyCopies(cache)
+        self.served = EngineUnderTest(
+            limits=limits,
+            runner=self.device,
+            kv=self.copies,
+            planner=planner,
+            overlap=overlap,
+            prefix_scope=prefix_scope,
+        )
         self.asked: dict[int, Asked] = {}
         self.cancelled: set[int] = set()
         self.num_failing_passes = 0
@@ -101,11 +144,13 @@ class EngineMachine(RuleBasedStateMachine):
         return plan
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
+        prompt=prompts(),
         new=st.integers(1, 12),
         stop_at=st.none() | st.integers(0, 11),
+        tenant=st.sampled_from(["", "", "t"]),
+        reuse_prefix=st.sampled_from([True, True, True, False]),
     )
-    def submit(self, prompt: list[int], new: int, stop_at: int | None) -> None:
+    def submit(self, prompt: list[int], new: int, stop_at: int | None, tenant: str, reuse_prefix: bool) -> None:
         try:
             self.served.limits.max_output_tokens(num_prompt_tokens=len(prompt), requested=new)
         except RequestTooLongError:
@@ -116,7 +161,9 @@ class EngineMachine(RuleBasedStateMachine):
         if stop_tokens:
             answer = answer[: answer.index(stop_tokens[0]) + 1]
             reason = FinishReason.STOP
-        request_id = self.served.submit(prompt, new, stop_token_ids=stop_tokens)
+        request_id = self.served.submit(
+            prompt, new, stop_token_ids=stop_tokens, tenant=tenant, reuse_prefix=reuse_prefix
+        )
         self.asked[request_id] = Asked(prompt=prompt, answer=answer, finish_reason=reason)
 
     @rule(count=st.integers(1, 6))
@@ -151,6 +198,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_failing_passes += not self.device.fails_next
         self.device.fails_next = True
 
+    @rule()
+    def fail_in_the_next_copy(self) -> None:
+        self.copies.fails_next = True
+
     @invariant()
     def answers_are_true_so_far(self) -> None:
         for request_id, asked in self.asked.items():
@@ -160,7 +211,8 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "served"):
             return
-        self.scheduler_is_down = self.answers_are_stale = self.device.fails_next = False
+        self.scheduler_is_down = self.answers_are_stale = False
+        self.device.fails_next = self.copies.fails_next = False
         self.to_evict = []
         self.served.run()
         assert self.served.is_empty

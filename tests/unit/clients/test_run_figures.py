@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -197,7 +198,17 @@ def test_a_summary_adds_up_requests_and_passes():
     assert (summary.num_iterations, summary.num_chunks, summary.num_safe_plans) == (2, 2, 1)
     assert (summary.num_evicted_swap, summary.num_evicted_recompute) == (1, 2)
     assert summary.plan_round_trip_p50 == pytest.approx(0.0009)  # a safe plan made no round trip
-    assert dict(summary_lines(summary))["planning"] == "2.50% of the time, round trip p50 0.9 ms"
+    lines = dict(summary_lines(summary))
+    assert lines["planning"] == "2.50% of the time, round trip p50 0.9 ms"
+    assert lines["tokens"] == "10 of prompts, 4 generated"
+
+
+def test_a_summary_tells_of_cached_tokens_where_there_are_any():
+    finished = Finished(reason=FinishReason.LENGTH, usage=replace(USAGE, num_cached_tokens=1024))
+    board = Board(model=inference_pb2.GetModelInfoResponse(), started_at=10.0, ended_at=12.0)
+    board.requests = [on_event(answered(10.5), finished, 10.9), on_failure(answered(11.0), "lost")]
+
+    assert dict(summary_lines(summarize(board)))["tokens"] == "10 of prompts (1,024 cached), 2 generated"
 
 
 def test_a_summary_of_nothing_has_no_latencies():

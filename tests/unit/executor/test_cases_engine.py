@@ -202,9 +202,9 @@ def test_case_22_one_that_was_swapped_comes_back_although_an_earlier_one_waits()
     planner = LocalPlanner(SWAP, EvictAtLength(request_id=2, length=72, mode=EvictMode.SWAP))
     served = engine_on_tokens(limits_of(num_swap_blocks=8, max_num_batched_tokens=128), planner=planner)
     head = served.submit(prompt_of(40), 12)
-    loaded = served.submit(prompt_of(70), 9)
+    loaded = served.submit(prompt_of(70, 1), 9)
     served.step_until_tokens(loaded, 2)
-    blocked = served.submit(prompt_of(90), 4, arrival_time_us=0)
+    blocked = served.submit(prompt_of(90, 2), 4, arrival_time_us=0)
     served.step()
     assert served.status(loaded) is Status.SWAPPED
     served.step()
@@ -213,8 +213,8 @@ def test_case_22_one_that_was_swapped_comes_back_although_an_earlier_one_waits()
     served.run()
     assert served.finish(blocked).usage.num_preemptions == 0
     assert_right(served, head, prompt_of(40), 12)
-    assert_right(served, loaded, prompt_of(70), 9)
-    assert_right(served, blocked, prompt_of(90), 4)
+    assert_right(served, loaded, prompt_of(70, 1), 9)
+    assert_right(served, blocked, prompt_of(90, 2), 4)
 
 
 class SlowCopies:

@@ -9,6 +9,7 @@ import pytest
 from executor_service.config import Config, parse_config
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
+from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.telemetry import LogFormat
 
 
@@ -23,6 +24,7 @@ def test_defaults_are_those_of_the_help() -> None:
     assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (16, 512, 64)
     assert config.kv_cache_bytes == 2**30
     assert config.overlap is Overlap.ON
+    assert config.prefix_cache is PrefixScope.TENANT
     assert config.plan_timeout_s == 1.0
     unset = (config.num_blocks, config.num_swap_blocks, config.max_model_len, config.max_num_waiting, config.profile)
     assert unset == (None,) * 5
@@ -70,6 +72,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         KV_CACHE_MEMORY="64MiB",
         NUM_SWAP_BLOCKS="0",
         BLOCK_SIZE="8",
+        PREFIX_CACHE="shared",
         MAX_NUM_BATCHED_TOKENS="33",
         MAX_NUM_SEQS="3",
         MAX_MODEL_LEN="99",
@@ -95,6 +98,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         kv_cache_bytes=64 * 2**20,
         num_swap_blocks=0,
         block_size=8,
+        prefix_cache=PrefixScope.SHARED,
         max_num_batched_tokens=33,
         max_num_seqs=3,
         max_model_len=99,

@@ -24,6 +24,7 @@ END = FinishedEvent(
     usage=Usage(
         num_prompt_tokens=1,
         num_output_tokens=1,
+        num_cached_tokens=0,
         num_preemptions=0,
         queue_time_us=0,
         time_to_first_token_us=0,

@@ -187,3 +187,16 @@ def test_a_shadow_counts_by_kind_what_it_would_have_decided_otherwise() -> None:
         kind: int(kind is Difference.SCHEDULED_TOKENS) for kind in Difference
     }
     assert (logs[1]["num_plans"], logs[1]["num_dropped"]) == (0, 3)
+
+
+def test_a_shadow_says_its_totals_with_each_report() -> None:
+    shadow = Shadow("other", lambda: Policy(chunk_size_tokens=5))
+    with capture_logs() as logs:
+        for num_dropped in (3, 4):
+            shadow.observe(planned_call())
+            shadow.report(Missed(num_dropped=num_dropped, num_failed=1))
+    counts = {"num_plans": 1, "num_different": 1, "scheduled_tokens": 1, "num_dropped": 4, "num_failed": 1}
+    totals = {"num_plans": 2, "num_different": 2, "scheduled_tokens": 2, "num_dropped": 7, "num_failed": 2}
+    others = dict.fromkeys(set(Difference) - {"scheduled_tokens"}, 0)
+    assert {name: logs[1][name] for name in counts} == counts
+    assert logs[1]["totals"] == totals | others

@@ -18,6 +18,7 @@ class Summary:
     num_requests: int
     num_finished: int
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_output_tokens: int
     elapsed: float
     ttft_p50: float | None
@@ -67,6 +68,7 @@ def summarize(board: Board) -> Summary:
         num_requests=len(requests),
         num_finished=sum(progress.phase is Phase.DONE for progress in requests),
         num_prompt_tokens=sum(progress.num_prompt_tokens for progress in requests),
+        num_cached_tokens=sum(progress.usage.num_cached_tokens for progress in requests if progress.usage),
         num_output_tokens=sum(progress.num_output_tokens for progress in requests),
         elapsed=(board.ended_at or board.started_at) - board.started_at,
         ttft_p50=percentile(first_tokens, 0.5),

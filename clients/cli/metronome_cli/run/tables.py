@@ -119,9 +119,10 @@ def summary_panel(summary: Summary) -> RenderableType:
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     """Give the topics of a summary and their figures in words."""
+    cached = f" ({summary.num_cached_tokens:,} cached)" if summary.num_cached_tokens else ""
     return [
         ("requests", f"{summary.num_finished} of {summary.num_requests} finished in {summary.elapsed:.1f} s"),
-        ("tokens", f"{summary.num_prompt_tokens:,} of prompts, {summary.num_output_tokens:,} generated"),
+        ("tokens", f"{summary.num_prompt_tokens:,} of prompts{cached}, {summary.num_output_tokens:,} generated"),
         ("throughput", f"{summary.output_tokens_per_second:.1f} output tokens/s"),
         ("time to first token", f"p50 {_span(summary.ttft_p50)}, p99 {_span(summary.ttft_p99)}"),
         ("inter-token latency", f"p50 {_span(summary.itl_p50)}, p99 {_span(summary.itl_p99)}"),

@@ -15,6 +15,7 @@ from support.engine import request_of
 USAGE = Usage(
     num_prompt_tokens=1,
     num_output_tokens=1,
+    num_cached_tokens=0,
     num_preemptions=0,
     queue_time_us=0,
     time_to_first_token_us=0,

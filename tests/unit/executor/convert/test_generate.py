@@ -359,6 +359,7 @@ def test_events_become_messages() -> None:
     usage = Usage(
         num_prompt_tokens=1,
         num_output_tokens=2,
+        num_cached_tokens=16,
         num_preemptions=3,
         queue_time_us=4,
         time_to_first_token_us=5,
@@ -372,6 +373,7 @@ def test_events_become_messages() -> None:
         assert message.index == 2
         assert (message.finish_reason, message.matched_stop) == (expected, "s")
         assert (message.usage.num_prompt_tokens, message.usage.num_output_tokens) == (1, 2)
+        assert message.usage.num_cached_tokens == 16
         assert (message.usage.num_preemptions, message.usage.queue_time_us) == (3, 4)
         assert (message.usage.time_to_first_token_us, message.usage.total_time_us) == (5, 6)
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_service.engine.apply import PlanRefusedError, apply, check
+from executor_service.engine.apply import CheckedPlan, PlanRefusedError, apply, check
 from executor_service.engine.books import Books, Status
 from executor_service.engine.plan import EvictMode, Plan, Rejection
-from support.books import books_with, decoding, evicted, image_of, prefilling, swapped, waiting
+from executor_service.kv.prefix_cache import PrefixScope
+from support.books import Standing, books_with, decoding, evicted, image_of, prefilling, swapped, waiting
 from support.engine import limits_of
 
 ITERATION = 10
@@ -131,7 +132,7 @@ def test_a_good_plan_is_applied_in_full() -> None:
         Status.WAITING,
     ]
     assert copies.out == ()
-    assert [len(copy.source) for copy in copies.into] == [2]
+    assert [len(copy.source) for copy in copies.into] == [1], "its first block is still on the device"
     assert [rejection.id for rejection in checked.reject] == [6]
     assert books.block_pool.num_free == 8 - 3 - 2 - 2 - 1
 
@@ -152,6 +153,160 @@ def test_a_swapped_request_takes_no_swap_blocks_of_one_that_is_resumed_in_the_sa
     books = books_with(limits_of(num_swap_blocks=5), decoding(2, 48), swapped(4, 20))
     copies = apply(check(plan_of({4: 1}, resume=(4,), evict={2: SWAP}), books, ended=NOBODY), books)
     assert not set(copies.out[0].target.tolist()) & set(copies.into[0].source.tolist())
+
+
+def texts(*standings: Standing, text: int = 1) -> tuple[Standing, ...]:
+    """The same requests, all of one text."""
+    return tuple(replace(standing, text=text) for standing in standings)
+
+
+def table_of(books: Books, request_id: int) -> list[int]:
+    (row,) = books.rows_of([request_id])
+    blocks: list[int] = books.block_tables[row, : books["num_blocks"][row]].tolist()
+    return blocks
+
+
+def applied(plan: Plan, books: Books) -> CheckedPlan:
+    """Check that asking changes nothing, then apply."""
+    before = image_of(books)
+    checked = check(plan, books, ended=NOBODY)
+    assert image_of(books) == before
+    apply(checked, books)
+    books.check_integrity()
+    return checked
+
+
+def test_case_26_one_that_finds_more_than_the_plan_knew_computes_only_what_it_lacks() -> None:
+    """Evicted by recompute after four tokens; the plan computes all its 52 tokens, of which 48 are cached still."""
+    ran = replace(decoding(1, stored=51), num_prompt_tokens=48, num_output_tokens=4)
+    books = books_with(limits_of(), ran)
+    held = table_of(books, 1)
+    books.evict_by_recompute(int(books.rows_of([1])[0]))
+    checked = applied(plan_of({1: 52}, admit=(1,)), books)
+    assert checked.num_tokens.tolist() == [4]
+    assert table_of(books, 1)[:3] == held[:3]
+    assert books["num_computed_tokens"][checked.rows].tolist() == [48]
+
+
+def test_a_cached_prefix_that_others_hold_costs_no_block() -> None:
+    books = books_with(limits_of(num_blocks=4), *texts(decoding(1, 36), waiting(2, prompt=48)))
+    checked = applied(plan_of({1: 1, 2: 16}, admit=(2,)), books)
+    assert checked.num_tokens.tolist() == [1, 16]
+    assert table_of(books, 2)[:2] == table_of(books, 1)[:2]
+    assert books.block_pool.num_free == 0
+
+
+def case_27(num_free_blocks: int) -> Books:
+    """Two of the free blocks hold the first 32 tokens of request 9, which needs six blocks in all."""
+    others = decoding(1, stored=16 * (8 - num_free_blocks))
+    limits = limits_of(max_num_batched_tokens=128)
+    books = books_with(limits, others, *texts(decoding(2, stored=32), waiting(9, prompt=96)))
+    books.end(2)
+    assert (books.block_pool.num_free, books.block_pool.num_kept) == (num_free_blocks, 2)
+    return books
+
+
+def cached_blocks(books: Books, request_id: int) -> list[int]:
+    blocks: list[int] = books.cached_prefix(int(books.rows_of([request_id])[0])).tolist()
+    return blocks
+
+
+def test_case_27_cached_blocks_are_not_counted_as_free_twice() -> None:
+    books = case_27(num_free_blocks=5)
+    before = image_of(books)
+    with pytest.raises(PlanRefusedError, match="needs 6 KV blocks, 5 are free"):
+        check(plan_of({9: 96}, admit=(9,)), books, ended=NOBODY)
+    assert image_of(books) == before
+    books = case_27(num_free_blocks=6)
+    cached = cached_blocks(books, 9)
+    assert applied(plan_of({9: 96}, admit=(9,)), books).num_tokens.tolist() == [64]
+    assert table_of(books, 9)[:2] == cached
+    assert len(set(table_of(books, 9))) == 6
+    assert books.block_pool.num_free == 0
+
+
+def test_cached_blocks_are_not_taken_by_others_of_the_same_plan() -> None:
+    """All free blocks but two are the cached prefix; the one that grows before takes the two."""
+    books = books_with(limits_of(num_blocks=6), decoding(1, 32), *texts(decoding(2, 33), waiting(3, prompt=48)))
+    books.end(2)
+    prefix = cached_blocks(books, 3)
+    applied(plan_of({1: 1, 3: 16}, admit=(3,)), books)
+    assert table_of(books, 3)[:2] == prefix
+    assert set(table_of(books, 1)).isdisjoint(table_of(books, 3))
+
+
+def test_cached_blocks_are_not_taken_by_one_that_comes_back_in_the_same_plan() -> None:
+    """All blocks are free and hold text, the prefix of 3 the one that was used least recently."""
+    comes_back = replace(swapped(4, stored=20), reuse_prefix=False)
+    limits = limits_of(num_blocks=5, num_swap_blocks=2)
+    books = books_with(limits, comes_back, *texts(decoding(2, 32), waiting(3, prompt=48)), decoding(5, 48))
+    books.end(2)
+    books.end(5)
+    assert books.block_pool.num_kept == 5
+    prefix = cached_blocks(books, 3)
+    applied(plan_of({3: 16, 4: 1}, admit=(3,), resume=(4,)), books)
+    assert table_of(books, 3)[:2] == prefix
+    assert set(table_of(books, 3)).isdisjoint(table_of(books, 4))
+
+
+def test_two_that_enter_with_one_prefix_take_its_free_blocks_once() -> None:
+    books = books_with(limits_of(num_blocks=4), *texts(decoding(1, 32), waiting(2, prompt=40), waiting(3, prompt=41)))
+    books.end(1)
+    applied(plan_of({2: 8, 3: 9}, admit=(2, 3)), books)
+    assert table_of(books, 2)[:2] == table_of(books, 3)[:2]
+    assert books.block_pool.num_free == 0
+
+
+def test_one_whose_prefix_loses_its_last_holder_in_the_same_plan_still_enters() -> None:
+    """By the state, evicting 1 frees its four blocks and 2 needs four besides the two that 1 holds: it fits. Once 1 has
+    left, those two are among the free ones, so 2 reuses less of them and begins to compute earlier.
+    """
+    books = books_with(limits_of(num_blocks=4), *texts(decoding(1, 60), waiting(2, prompt=96)))
+    assert len(cached_blocks(books, 2)) == 3
+    checked = applied(plan_of({2: 48}, admit=(2,), evict={1: RECOMPUTE}), books)
+    assert [len(prefix) for prefix in checked.admit_prefixes] == [1]
+    assert checked.num_tokens.tolist() == [48]
+    assert books.block_pool.num_free == 0
+
+
+def test_evicting_one_that_shares_frees_only_what_is_its_own() -> None:
+    books = books_with(limits_of(num_blocks=5), *texts(decoding(1, 36), decoding(2, 40)), waiting(3, prompt=32))
+    assert books.block_pool.num_free == 1
+    plan = plan_of({1: 1, 3: 32}, admit=(3,), evict={2: RECOMPUTE})
+    applied(plan, books)
+    assert books.block_pool.num_free == 0
+    books = books_with(limits_of(num_blocks=5), *texts(decoding(1, 36), decoding(2, 40)), waiting(3, prompt=48))
+    with pytest.raises(PlanRefusedError, match="needs 3 KV blocks, 2 are free"):
+        check(plan_of({1: 1, 3: 48}, admit=(3,), evict={2: RECOMPUTE}), books, ended=NOBODY)
+
+
+def test_a_swapped_request_copies_back_only_what_is_not_on_the_device_any_more() -> None:
+    books = books_with(limits_of(num_swap_blocks=8), *texts(decoding(1, 36), swapped(2, stored=40)))
+    copies = apply(check(plan_of({1: 1, 2: 1}, resume=(2,)), books, ended=NOBODY), books)
+    books.check_integrity()
+    assert table_of(books, 2)[:2] == table_of(books, 1)[:2]
+    assert [copy.target.tolist() for copy in copies.into] == [table_of(books, 2)[2:]]
+
+
+def test_one_sharer_goes_to_swap_space_with_copies_of_what_the_other_keeps() -> None:
+    books = books_with(limits_of(num_swap_blocks=3), *texts(decoding(1, 36), decoding(2, 40)))
+    held = table_of(books, 2)
+    copies = apply(check(plan_of({1: 1}, evict={2: SWAP}), books, ended=NOBODY), books)
+    books.check_integrity()
+    assert [copy.source.tolist() for copy in copies.out] == [held]
+    assert table_of(books, 1)[:2] == held[:2]
+    assert books.block_pool.num_free == 8 - 3
+
+
+def test_without_reuse_all_of_a_text_is_computed() -> None:
+    standings = texts(decoding(1, 36), waiting(2, prompt=48))
+    off = books_with(limits_of(), *standings, prefix_scope=PrefixScope.OFF)
+    bypassing = books_with(limits_of(), standings[0], replace(standings[1], reuse_prefix=False))
+    for books in (off, bypassing):
+        checked = applied(plan_of({2: 48}, admit=(2,)), books)
+        assert checked.num_tokens.tolist() == [48]
+        assert set(table_of(books, 1)).isdisjoint(table_of(books, 2))
+    assert len(off.prefixes.cache) == 0
 
 
 def test_those_that_ended_meanwhile_are_dropped_from_every_list() -> None:

@@ -11,6 +11,8 @@ from executor_service.engine.books import Books, Status
 from executor_service.kv.block_pool import BlockAccountingError
 from support.engine import limits_of, sequence_of
 
+NOTHING = np.empty(0, dtype=np.int32)
+
 
 def running_books(*num_stored: int, **sizes: int) -> Books:
     """Requests 1, 2, ... in prefill, of whose prompts so many tokens are stored (of one more than that)."""
@@ -27,7 +29,7 @@ def row_of(books: Books, request_id: int) -> int:
 
 def run(books: Books, request_id: int, num_tokens: int) -> None:
     rows, count = books.rows_of([request_id]), np.array([num_tokens], dtype=np.int32)
-    books.admit(rows)
+    books.admit(rows, [NOTHING])
     books.grow(rows, count)
     books.advance(rows, count)
 
@@ -96,7 +98,7 @@ def test_eviction_by_swap_and_resume_say_which_blocks_to_copy() -> None:
     assert out.source.tolist() == held
     assert len(set(out.target.tolist())) == 2
     assert (books.block_pool.num_free, books.swap_space.num_free) == (7, 6)
-    back = books.resume(row)
+    back = books.resume(row, NOTHING)
     books.check_integrity()
     assert back.source.tolist() == out.target.tolist()
     assert back.target.tolist() == blocks_of(books, 1)
@@ -216,6 +218,6 @@ def test_admission_counts_those_it_overtakes() -> None:
     books = Books(limits_of())
     for request_id, arrival in {1: 30, 2: 10, 3: 20, 4: 20}.items():
         books.add(sequence_of(request_id, [1], 1, arrival_time_us=arrival))
-    books.admit(books.rows_of([4, 1]))
+    books.admit(books.rows_of([4, 1]), [NOTHING, NOTHING])
     assert books["times_overtaken"][books.rows_of([2, 3])].tolist() == [2, 2]
     assert books["times_overtaken"][books.rows_of([1, 4])].tolist() == [0, 0]

@@ -155,7 +155,10 @@ def test_case_41_prompt_log_probabilities_are_the_same_in_chunks_and_after_evict
     served.submit(PROMPT[::-1], 16, output=output)
     served.submit(PROMPT[:1], 16, output=output)
     served.run()
-    for request_id, prompt in ((1, PROMPT), (3, PROMPT[::-1]), (4, PROMPT[:1])):
+    served.submit(PROMPT, 16, output=output)  # of which most is in the prefix cache by now
+    served.run()
+    assert served.finish(5).usage.num_cached_tokens == 0
+    for request_id, prompt in ((1, PROMPT), (3, PROMPT[::-1]), (4, PROMPT[:1]), (5, PROMPT)):
         first, *others = token_events(served, request_id)
         assert not any(event.prompt_logprobs for event in others)
         expected = true_logits(loaded, prompt).log_softmax(dim=-1)

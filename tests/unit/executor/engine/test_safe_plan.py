@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from executor_service.engine.apply import apply, check
@@ -118,3 +120,13 @@ def test_those_that_run_without_needing_a_block_go_before_an_eviction() -> None:
     plan = safe_plan(books)
     assert scheduled(plan) == {2: 1}
     assert len(plan.evict) == 0
+
+
+def test_an_eviction_counts_for_the_blocks_that_nobody_else_holds() -> None:
+    """All that request 3 holds is held by 2 as well, so that both must leave for request 1 to get a block."""
+    sharers = (replace(standing, text=1) for standing in (decoding(2, 48), decoding(3, 48)))
+    books = books_with(limits_of(num_blocks=5), decoding(1, 32), *sharers)
+    assert books.block_pool.num_free == 0
+    plan = safe_plan(books)
+    assert scheduled(plan) == {1: 1}
+    assert plan.evict.tolist() == [3, 2]

@@ -1,0 +1,89 @@
+"""What those that enter the running set by a plan reuse of the prefix cache, and the free blocks that the plan takes.
+
+Cached blocks may be free ones. They are not held for those that wait for them: between a state and the coming into
+force of its plan nothing is allocated, so what the state told of a cached prefix is still there. What may have changed
+is who else holds it, and the plan itself may evict the last holder. So the prefixes are looked up anew, as they will be
+once the evicted have left, and taken before any block is allocated. Where the free blocks do not suffice, the last to
+enter reuses less of its prefix and begins to compute earlier: so a plan that fits by the state that it was made for
+fits. (docs/adr/0009)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.engine.books import NO_BLOCKS, Blocks, Books, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entrance:
+    """How a plan's requests come in. ``num_tokens``: [n], of each scheduled row, no more than it then lacks."""
+
+    admit_prefixes: tuple[Blocks, ...]
+    resume_prefixes: tuple[Blocks, ...]
+    num_tokens: NDArray[np.int32]
+    num_taken_blocks: int  # free blocks that the plan takes
+    num_free_blocks: int  # once the evicted have left
+
+
+def work_out(
+    books: Books, *, rows: Rows, num_tokens: NDArray[np.int32], admit: Rows, resume: Rows, evict: Rows
+) -> Entrance:
+    """``rows``, ``num_tokens``: [n] scheduled, those in ``admit`` and ``resume`` among them. Changes nothing."""
+    counts = books.block_pool.reference_counts_without(books.blocks_of(evict))
+    num_free = int(np.count_nonzero(counts == 0))
+    entering = np.concatenate([admit, resume])
+    prefixes = [books.cached_prefix(row) for row in entering]
+    places = _places_of(entering, rows)
+    while True:
+        tokens, num_new = _demand(books, rows, num_tokens, places, prefixes, num_resumed=len(resume))
+        revived = np.unique(np.concatenate([NO_BLOCKS, *(prefix[counts[prefix] == 0] for prefix in prefixes)]))
+        num_taken = num_new + len(revived)
+        if num_taken <= num_free or not _shorten_last(prefixes, num_taken - num_free):
+            break
+    return Entrance(
+        admit_prefixes=tuple(prefixes[: len(admit)]),
+        resume_prefixes=tuple(prefixes[len(admit) :]),
+        num_tokens=tokens,
+        num_taken_blocks=num_taken,
+        num_free_blocks=num_free,
+    )
+
+
+def _places_of(entering: Rows, rows: Rows) -> NDArray[np.int64]:
+    """Where each of ``entering`` stands in ``rows``."""
+    order = np.argsort(rows)
+    return order[np.searchsorted(rows, entering, sorter=order)]
+
+
+def _demand(
+    books: Books,
+    rows: Rows,
+    num_tokens: NDArray[np.int32],
+    places: NDArray[np.int64],
+    prefixes: list[Blocks],
+    *,
+    num_resumed: int,
+) -> tuple[NDArray[np.int32], int]:
+    """Tokens that each row runs, and the blocks that are written anew, if those that enter have these prefixes."""
+    num_reused = np.array([len(prefix) for prefix in prefixes], dtype=np.int32)
+    admitted = slice(0, len(prefixes) - num_resumed)
+    computed, held = books["num_computed_tokens"][rows], books["num_blocks"][rows]
+    computed[places[admitted]] = num_reused[admitted] * books.limits.block_size
+    held[places] = num_reused  # what a swapped one holds is in swap space
+    num_lacking = books["num_prompt_tokens"][rows] + books["num_output_tokens"][rows] - computed
+    tokens = np.minimum(num_tokens, num_lacking)
+    missing = books.num_blocks_for(computed + tokens) - held
+    return tokens, int(missing.clip(min=0).sum())
+
+
+def _shorten_last(prefixes: list[Blocks], num_blocks: int) -> bool:
+    """Take blocks off the end of the last prefix that has any. Returns whether there was one."""
+    for i in reversed(range(len(prefixes))):
+        if len(prefixes[i]):
+            prefixes[i] = prefixes[i][: max(0, len(prefixes[i]) - num_blocks)]
+            return True
+    return False

@@ -1,0 +1,162 @@
+"""Finds the KV of a text that was computed before: full blocks, by the hash of all tokens up to their end.
+
+    tokens    | t0 ... t15 | t16 ... t31 | t32 ...       a block is full when all its tokens are computed
+    digests     d0 = H(root, t0 ... t15)
+                             d1 = H(d0, t16 ... t31)     so equal digests mean equal texts from the first token on
+
+A block is published when the pass that filled it has succeeded, and from then on it is never written again: whoever
+reuses it goes on in a block of its own. When nobody holds it any more it is free and keeps its content (see
+`block_pool.py`) until it is allocated anew, the least recently used first. Of two blocks with one text the first to be
+published is found.
+
+``root`` tells apart who may reuse what whom computed: see `PrefixScope`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from hashlib import blake2b
+from itertools import islice
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_service.kv.block_pool import BlockAccountingError, BlockIds, BlockPool
+
+DIGEST_SIZE = 32  # bytes: nobody can make two texts of one digest
+
+_NOTHING: Mapping[bytes, int] = MappingProxyType({})
+_NO_BLOCKS: list[int] = []  # never added to
+
+
+class PrefixScope(Enum):
+    """Who finds what was computed for whom."""
+
+    TENANT = "tenant"  # requests of one tenant, each other's
+    SHARED = "shared"  # everybody, everybody's
+    OFF = "off"  # nobody, anything
+
+    def root(self, tenant: str) -> bytes:
+        """What the chains of a tenant's requests begin with."""
+        of_whom = f"{self.value}:{tenant}" if self is PrefixScope.TENANT else self.value
+        return blake2b(of_whom.encode(), digest_size=DIGEST_SIZE).digest()
+
+
+class Text(Protocol):
+    """The tokens of a request: those that are there never change, more may follow."""
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.int32]: ...
+
+
+class BlockChain:
+    """The digests of the full blocks of one text, each worked out once, when it is first asked for."""
+
+    __slots__ = ("_block_size", "_digests", "_text", "root")
+
+    def __init__(self, root: bytes, text: Text, *, block_size: int) -> None:
+        self.root = root
+        self._text = text
+        self._block_size = block_size
+        self._digests: list[bytes] = []
+
+    def digests(self, count: int) -> list[bytes]:
+        """Those of at least the first ``count`` blocks, which must be full. Not to be changed."""
+        while len(self._digests) < count:
+            parent = self._digests[-1] if self._digests else self.root
+            self._digests.append(child_digest(parent, self.tokens(len(self._digests))))
+        return self._digests
+
+    def tokens(self, block: int, num_blocks: int = 1) -> npt.NDArray[np.int32]:
+        """[num_blocks * block_size] tokens from the start of a block on."""
+        start = block * self._block_size
+        return self._text.tokens(start, start + num_blocks * self._block_size)
+
+
+def child_digest(parent: bytes, token_ids: npt.NDArray[np.int32]) -> bytes:
+    """The digest of a block whose text follows a text of digest ``parent``."""
+    return blake2b(parent + token_ids.astype("<i4", copy=False).tobytes(), digest_size=DIGEST_SIZE).digest()
+
+
+class PrefixCache:
+    """What the blocks of a pool hold. Blocks are allocated here, so that it knows whose content is lost."""
+
+    def __init__(self, pool: BlockPool, *, block_size: int) -> None:
+        self._pool = pool
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._token_ids = np.zeros((pool.num_blocks, block_size), dtype=np.int32)  # of the published blocks
+
+    def __len__(self) -> int:
+        """How many blocks can be found."""
+        return len(self._block_of)
+
+    def allocate(self, count: int) -> BlockIds:
+        """Take ``count`` free blocks; those with content lose it. Raises OutOfBlocksError."""
+        blocks = self._pool.allocate(count)
+        if self._digest_of:
+            self._drop(blocks)
+        return blocks
+
+    def find(
+        self,
+        chain: BlockChain,
+        limit: int,
+        also: Mapping[bytes, int] = _NOTHING,
+        beginning: list[int] = _NO_BLOCKS,
+    ) -> list[int]:
+        """The blocks of the longest known prefix, at most ``limit`` (full) blocks long, by digest alone.
+
+        ``also``: blocks that will have been published by then. ``beginning``: what is found already, at most ``limit``
+        blocks; it is returned itself where there is nothing to add.
+        """
+        digests, block_of = chain.digests(limit), self._block_of
+        start = len(beginning)
+        if start == limit or (digests[start] not in block_of and digests[start] not in also):
+            return beginning
+        # Stops at the first None, without a loop in Python: a queue of long prompts is looked up before each pass.
+        blocks = beginning + list(iter(map(block_of.get, islice(digests, start, limit)).__next__, None))
+        if also:
+            for digest in digests[len(blocks) : limit]:
+                block = block_of.get(digest, also.get(digest))
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
+    def match(self, chain: BlockChain, limit: int) -> BlockIds:
+        """The blocks to reuse, [num_blocks]: what ``find`` finds, as far as the tokens are the same too."""
+        blocks = np.array(self.find(chain, limit), dtype=np.int32)
+        theirs = self._token_ids[blocks]
+        differs = (chain.tokens(0, len(blocks)).reshape(theirs.shape) != theirs).any(axis=1)
+        return blocks[: int(differs.argmax())] if differs.any() else blocks
+
+    def publish(self, chain: BlockChain, index: int, block: int) -> None:
+        """``block``, in use, holds the KV of the chain's block ``index``. A text that can be found already stays so."""
+        digest = chain.digests(index + 1)[index]
+        if digest in self._block_of or block in self._digest_of:
+            return
+        self._pool.keep(np.array([block], dtype=np.int32))
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+        self._token_ids[block] = chain.tokens(index)
+
+    def forget(self, blocks: BlockIds) -> None:
+        """Never find these again: their content is in doubt."""
+        self._drop(blocks)
+        self._pool.discard(blocks)
+
+    def check_integrity(self) -> None:
+        """Raises BlockAccountingError unless the pool keeps each block that can be found, and no other."""
+        if {block: digest for digest, block in self._block_of.items()} != self._digest_of:
+            raise BlockAccountingError("a digest and its block do not name each other")
+        if sorted(self._digest_of) != self._pool.with_content().tolist():
+            raise BlockAccountingError("the blocks that can be found are not those with content")
+
+    def _drop(self, blocks: BlockIds) -> None:
+        for block in blocks.tolist():
+            digest = self._digest_of.pop(block, None)
+            if digest is not None:
+                del self._block_of[digest]
