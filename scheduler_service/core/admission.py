@@ -6,7 +6,7 @@ behind one that does not fit is told in `passing.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,43 +17,33 @@ from scheduler_service.core.ordering import first_in_queue
 from scheduler_service.core.passing import LOOK_AHEAD, pass_by
 from scheduler_service.core.policy import HeadOfLine, Ordering, Policy, Preemption
 from scheduler_service.core.shared_prefix import Held
-from scheduler_service.core.state import (
-    BoolArray,
-    ExecutorState,
-    IntArray,
-    Requests,
-    RequestStatus,
-    length_of_prefix,
-    rows_where,
-)
+from scheduler_service.core.state import NO_ROWS, ExecutorState, IntArray, Requests, RequestStatus, rows_where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Entering:
+class Entering(NamedTuple):
     """Who enters, in the order of the queue, with its tokens; and what keeps the first one out that stays behind.
 
-    `passed`: which of those that enter passed that one.
+    `num_in_turn`: the others, which come last, passed that one.
     """
 
     requests: Requests
     num_tokens: IntArray
-    passed: BoolArray
+    num_in_turn: int
     shortfall: Shortfall | None
 
 
-def queued_rows(ranked: Requests, rejected: IntArray) -> IntArray:
-    """Rows of the queue: those that wait or are swapped."""
-    queued = ranked.having(RequestStatus.WAITING) | ranked.having(RequestStatus.SWAPPED)
-    if len(rejected) > 0:
-        queued[rejected] = False
-    return rows_where(queued)
+def queued(ranked: Requests, rejected: IntArray) -> Requests:
+    """Those that wait or are swapped, and are not rejected; in no order."""
+    if len(rejected) == 0:
+        return ranked.queued
+    return ranked.queued.take(rows_where(np.isin(ranked.queued.rows, rejected, invert=True)))
 
 
-def head_of_queue(ranked: Requests, queued: IntArray, count: int, executor: ExecutorState, policy: Policy) -> Requests:
+def head_of_queue(queued: Requests, count: int, executor: ExecutorState, policy: Policy) -> Requests:
     """The `count` first of the queue, in order."""
     if policy.ordering is Ordering.FAIR:
-        return ranked.take(first_in_turn(executor, ranked, queued, count, policy))
-    return ranked.take(first_in_queue(ranked, queued, count))
+        return first_in_turn(executor, queued, count, policy)
+    return first_in_queue(queued, count)
 
 
 def num_candidates(room: Room, policy: Policy) -> int:
@@ -68,43 +58,46 @@ def num_candidates(room: Room, policy: Policy) -> int:
 
 def enter(candidates: Requests, room: Room, executor: ExecutorState, policy: Policy) -> Entering:
     """Let in as many of `candidates`, the head of the queue, as fit: the longest prefix, and who may pass the next."""
+    if len(candidates) == 0:
+        return Entering(requests=candidates, num_tokens=NO_ROWS, num_in_turn=0, shortfall=None)
     claims = claims_of(candidates, room, executor, policy)
-    fits = claims.fits(room)
-    num_entering = length_of_prefix(fits)
-    shortfall = claims.shortfall(num_entering, room) if num_entering < len(candidates) else None
-    entering = Entering(
-        requests=candidates.first(num_entering),
-        num_tokens=claims.num_tokens[:num_entering],
-        passed=np.zeros(num_entering, dtype=np.bool_),
-        shortfall=shortfall,
-    )
-    if policy.head_of_line is HeadOfLine.STRICT or room.ran_out or num_entering + 1 >= len(candidates):
-        return entering
-    behind, their_tokens = pass_by(candidates, num_entering, claims, room, executor, policy)
+    num_entering = claims.num_fitting(room)
+    requests, num_tokens = candidates.first(num_entering), claims.num_tokens[:num_entering]
+    if policy.head_of_line is not HeadOfLine.STRICT and not room.ran_out and num_entering + 1 < len(candidates):
+        behind, their_tokens = pass_by(candidates, num_entering, claims, room, executor, policy)
+        requests = requests.beside(candidates.take(behind))
+        num_tokens = np.concatenate((num_tokens, their_tokens))
     return Entering(
-        requests=entering.requests.beside(candidates.take(behind)),
-        num_tokens=np.concatenate((entering.num_tokens, their_tokens)),
-        passed=np.append(entering.passed, np.ones(len(behind), dtype=np.bool_)),
-        shortfall=shortfall,
+        requests=requests,
+        num_tokens=num_tokens,
+        num_in_turn=num_entering,
+        shortfall=claims.shortfall(num_entering, room) if num_entering < len(candidates) else None,
     )
 
 
 def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
     """Why each entered."""
     requests = entering.requests
-    reasons = np.where(requests.num_preemptions > 0, int(Reason.READMITTED), int(Reason.ADMITTED))
+    reasons = np.full(len(requests), int(Reason.ADMITTED))
+    if requests.whole.anyone_ran_before:
+        reasons[requests.num_preemptions > 0] = int(Reason.READMITTED)
     if policy.head_of_line is not HeadOfLine.STRICT:
         backfills = policy.head_of_line is HeadOfLine.BACKFILL
-        reasons[entering.passed] = int(Reason.BACKFILLED if backfills else Reason.SKIPPED_AHEAD)
-    return np.where(requests.having(RequestStatus.SWAPPED), int(Reason.RESUMED), reasons)
+        reasons[entering.num_in_turn :] = int(Reason.BACKFILLED if backfills else Reason.SKIPPED_AHEAD)
+    if requests.whole.anyone_swapped:
+        reasons[requests.having(RequestStatus.SWAPPED)] = int(Reason.RESUMED)
+    return reasons
 
 
 def shortfall(ranked: Requests, entering: Entering, held: Held, rejected: IntArray) -> Shortfall | None:
     """What keeps the first out that stays behind; who is held for a prefix comes after all others."""
     short = entering.shortfall
-    if short is not None and short.id not in ranked.id[rejected]:
+    if short is not None and (len(rejected) == 0 or short.id not in ranked.id[rejected]):
         return short
-    if len(held.rows) == 0:
+    if len(held.requests) == 0:
         return None
-    first = first_in_queue(ranked, held.rows[~np.isin(held.rows, rejected)], 1)
-    return Shortfall(id=int(ranked.id[first[0]]), reason=Reason.WAITING_FOR_SHARED_PREFIX) if len(first) > 0 else None
+    waiting = held.requests.take(rows_where(np.isin(held.requests.rows, rejected, invert=True)))
+    if len(waiting) == 0:
+        return None
+    first = first_in_queue(waiting, 1)
+    return Shortfall(id=int(first.id[0]), reason=Reason.WAITING_FOR_SHARED_PREFIX)

@@ -13,27 +13,28 @@ import numpy as np
 
 from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.policy import Policy, PrefillSharing
-from scheduler_service.core.state import BoolArray, IntArray, Requests, rows_where
+from scheduler_service.core.state import IntArray, Requests, rows_where
+
+# Reasons to run, by what is false or true of a request.
+_WHOLE_PREFILL_OR_DECODE = np.array([Reason.PREFILL, Reason.DECODE], dtype=np.int64)
+_BUDGET_OR_CHUNK_SIZE = np.array([Reason.PREFILL_TOKEN_BUDGET, Reason.PREFILL_CHUNK_SIZE], dtype=np.int64)
 
 
-def share_among_decodes(running: Requests, in_decode: BoolArray, budget: int, max_draft_tokens: IntArray) -> IntArray:
-    """Tokens of each that decodes, 0 for the others. `running` is in order; `max_draft_tokens`: drafts that fit."""
-    drafts = np.minimum(running.num_draft_tokens, max_draft_tokens)
-    num_tokens: IntArray = in_decode * (1 + drafts)
-    if int(num_tokens.sum()) <= budget:
-        return num_tokens
-    decodes = rows_where(in_decode)
-    longest_without = np.argsort(running.last_run_iteration[decodes], kind="stable")
-    num_tokens = np.zeros_like(num_tokens)
+def share_among_decodes(running: Requests, want: IntArray, budget: int) -> IntArray:
+    """Tokens of each that decodes. `running` is in order; `want`: a token and its drafts, 0 for those in prefill."""
+    if int(want.sum()) <= budget:
+        return want
+    decodes = want.nonzero()[0]
+    longest_without = running.last_run_iteration[decodes].argsort(kind="stable")
+    num_tokens = np.zeros_like(want)
     num_tokens[decodes[longest_without[: max(budget, 0)]]] = 1
     return num_tokens
 
 
-def share_among_prefills(running: Requests, in_decode: BoolArray, budget: int, policy: Policy) -> IntArray:
-    """Tokens of each that is in prefill, 0 for the others. `running` is in order."""
-    want = np.where(in_decode, 0, chunks_wanted(running, policy))
+def share_among_prefills(want: IntArray, budget: int, policy: Policy) -> IntArray:
+    """Tokens of each that is in prefill, in order. `want`: a chunk, 0 for those that decode."""
     if policy.max_num_partial_prefills is not None:
-        want[np.cumsum(~in_decode) > policy.max_num_partial_prefills] = 0
+        want = want * ((want > 0).cumsum() <= policy.max_num_partial_prefills)
     return share(want, budget, policy)
 
 
@@ -52,6 +53,8 @@ def share(want: IntArray, budget: int, policy: Policy) -> IntArray:
 
 def first_come(want: IntArray, budget: int) -> IntArray:
     """What each gets of the budget, when each in its turn takes what it wants of what is left."""
+    if int(want.sum()) <= budget:
+        return want
     taken_before = want.cumsum() - want
     taken: IntArray = np.minimum(np.maximum(budget - taken_before, 0), want)
     return taken
@@ -74,14 +77,8 @@ def equal_shares(want: IntArray, budget: int) -> IntArray:
 
 def reasons_to_run(requests: Requests, num_tokens: IntArray, policy: Policy) -> IntArray:
     """Why each runs so many tokens."""
-    reasons = np.where(
-        num_tokens == requests.num_lacking_tokens,
-        int(Reason.PREFILL),
-        np.where(
-            num_tokens == policy.chunk_size_tokens,
-            int(Reason.PREFILL_CHUNK_SIZE),
-            int(Reason.PREFILL_TOKEN_BUDGET),
-        ),
-    )
-    reasons[requests.in_decode] = int(Reason.DECODE)
+    reasons: IntArray = _WHOLE_PREFILL_OR_DECODE.take(requests.in_decode)
+    cut = rows_where(num_tokens < requests.num_lacking_tokens)
+    if len(cut) > 0:
+        reasons[cut] = _BUDGET_OR_CHUNK_SIZE.take(num_tokens[cut] == policy.chunk_size_tokens)
     return reasons

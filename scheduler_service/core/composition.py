@@ -16,21 +16,21 @@ leaves of the target when all decodes are paid for, and never below a block, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.core.chunking import share_among_decodes, share_among_prefills
+from scheduler_service.core.chunking import chunks_wanted, share_among_decodes, share_among_prefills
 from scheduler_service.core.policy import BatchComposition, Policy
 from scheduler_service.core.state import ExecutorState, IntArray, Requests
 from scheduler_service.core.work import most_outputs_left
 
 ONE_PHASE = (BatchComposition.DECODE_FIRST, BatchComposition.SEPARATE)
+_MIXES_PHASES = (BatchComposition.MIXED, BatchComposition.PREFILL_FIRST)
 _PREFILLS_LEAD = (BatchComposition.PREFILL_FIRST, BatchComposition.SEPARATE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokensLeft:
+class TokensLeft(NamedTuple):
     """Tokens that those who run leave to those who enter, by the phase that these are in.
 
     `num_prefill_tokens` bounds prefills alone, `num_tokens` all. `one_phase`: only one of the phases may enter.
@@ -58,21 +58,38 @@ class TokensLeft:
 
 def share_tokens(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
     """Tokens for each running request, if nobody enters. `running` is in order."""
-    budget, in_decode = executor.limits.max_num_batched_tokens, running.in_decode
-    if in_decode.all():
-        return share_among_decodes(running, in_decode, budget, _most_drafts(running, executor))
+    budget, want = executor.limits.max_num_batched_tokens, _tokens_wanted(running, executor, policy)
+    if _phases_mix_freely(policy) and int(want.sum()) <= budget:
+        return want
+    decodes = want * running.in_decode
+    prefills = want - decodes
     most_prefill_tokens = prefill_budget(running, executor, policy)
     if policy.batch_composition in _PREFILLS_LEAD:
-        prefills = share_among_prefills(running, in_decode, most_prefill_tokens, policy)
-        if policy.batch_composition is BatchComposition.SEPARATE and prefills.any():
-            return prefills
+        prefills = share_among_prefills(prefills, most_prefill_tokens, policy)
         left = budget - int(prefills.sum())
-        return prefills + share_among_decodes(running, in_decode, left, _most_drafts(running, executor))
-    decodes = share_among_decodes(running, in_decode, budget, _most_drafts(running, executor))
-    if policy.batch_composition is BatchComposition.DECODE_FIRST and decodes.any():
+        if policy.batch_composition is BatchComposition.SEPARATE and left < budget:
+            return prefills
+        return prefills + share_among_decodes(running, decodes, left)
+    decodes = share_among_decodes(running, decodes, budget)
+    left = budget - int(decodes.sum())
+    if policy.batch_composition is BatchComposition.DECODE_FIRST and left < budget:
         return decodes
-    left = min(budget - int(decodes.sum()), most_prefill_tokens)
-    return decodes + share_among_prefills(running, in_decode, left, policy)
+    return decodes + share_among_prefills(prefills, min(left, most_prefill_tokens), policy)
+
+
+def _tokens_wanted(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
+    """What each would run with no one beside it: a chunk, or its next token and the drafts that are of use."""
+    want = chunks_wanted(running, policy)
+    return want if running.whole.greatest["num_draft_tokens"] == 0 else want + _drafts_of_use(running, executor)
+
+
+def _phases_mix_freely(policy: Policy) -> bool:
+    """Whether nothing but the token budget limits what a pass may hold of either phase."""
+    return (
+        policy.batch_composition in _MIXES_PHASES
+        and policy.max_num_partial_prefills is None
+        and policy.target_inter_token_latency_us is None
+    )
 
 
 def prefill_budget(running: Requests, executor: ExecutorState, policy: Policy) -> int:
@@ -84,7 +101,7 @@ def prefill_budget(running: Requests, executor: ExecutorState, policy: Policy) -
     num_decodes = int(np.count_nonzero(in_decode))
     if num_decodes == 0:
         return limits.max_num_batched_tokens
-    num_kv_tokens = int(running.num_computed_tokens[in_decode].sum())
+    num_kv_tokens = int(running.num_computed_tokens.dot(in_decode))
     spent_us = latency.pass_us + num_decodes * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
     # A model may hold any figures, so this may be infinite until it is bounded.
     num_tokens = max((target - spent_us) / latency.prefill_token_us, limits.block_size)
@@ -94,10 +111,11 @@ def prefill_budget(running: Requests, executor: ExecutorState, policy: Policy) -
 def tokens_left(running: Requests, num_tokens: IntArray, executor: ExecutorState, policy: Policy) -> TokensLeft:
     """What the queue may have beside those that run so many tokens."""
     budget = executor.limits.max_num_batched_tokens
-    in_decode = running.in_decode
-    num_decode_tokens = int(num_tokens[in_decode].sum())
-    num_prefill_tokens = int(num_tokens.sum()) - num_decode_tokens
-    left = budget - num_prefill_tokens - num_decode_tokens
+    left = budget - int(num_tokens.sum())
+    if policy.batch_composition is BatchComposition.MIXED and policy.target_inter_token_latency_us is None:
+        return TokensLeft(num_tokens=left, num_prefill_tokens=left, num_decode_tokens=left, one_phase=False)
+    num_decode_tokens = int(num_tokens.dot(running.in_decode))
+    num_prefill_tokens = budget - left - num_decode_tokens
     left_to_prefills = prefill_budget(running, executor, policy) - num_prefill_tokens
     match policy.batch_composition:
         case BatchComposition.MIXED:
@@ -127,19 +145,23 @@ def give_way(
     """Tokens for each running request, beside those that enter."""
     if policy.batch_composition is BatchComposition.MIXED or len(entering) == 0:
         return num_tokens
-    in_decode = running.in_decode
-    if policy.batch_composition is BatchComposition.PREFILL_FIRST:
-        prefills = np.where(in_decode, 0, num_tokens)
-        left = executor.limits.max_num_batched_tokens - int(prefills.sum()) - int(num_entering_tokens.sum())
-        return prefills + share_among_decodes(running, in_decode, left, np.maximum(num_tokens - 1, 0))
-    return np.where(in_decode == bool(entering.in_decode[0]), num_tokens, 0)
+    if policy.batch_composition in ONE_PHASE:
+        of_phase: IntArray = num_tokens * (running.in_decode == entering.in_decode[0])
+        return of_phase
+    num_entering = int(num_entering_tokens.sum())
+    if int(num_tokens.sum()) + num_entering <= executor.limits.max_num_batched_tokens:
+        return num_tokens
+    decodes = num_tokens * running.in_decode
+    prefills = num_tokens - decodes
+    left = executor.limits.max_num_batched_tokens - int(prefills.sum()) - num_entering
+    return prefills + share_among_decodes(running, decodes, left)
 
 
-def _most_drafts(running: Requests, executor: ExecutorState) -> IntArray:
-    """Drafts that are of use: there is room for them in the batch and in the cache, and the answer may be so long."""
+def _drafts_of_use(running: Requests, executor: ExecutorState) -> IntArray:
+    """Drafts for which there is room in the batch and in the cache, of answers that may become so long."""
     limits = executor.limits
-    if not running.num_draft_tokens.any():
-        return running.num_draft_tokens
     room_in_cache = limits.num_blocks * limits.block_size - running.num_computed_tokens - 1
     useful = np.minimum(room_in_cache, most_outputs_left(running, limits) - 1)
-    return np.clip(useful, 0, limits.max_num_batched_tokens - 1)
+    most = np.clip(useful, 0, limits.max_num_batched_tokens - 1)
+    drafts: IntArray = np.minimum(running.num_draft_tokens, most) * running.in_decode
+    return drafts

@@ -8,39 +8,28 @@ prediction, shortfall, explanations) follows from these and is left out.
 from __future__ import annotations
 
 from hashlib import blake2b
+from struct import Struct
 
 import numpy as np
 
 from scheduler_service.core.executor_plan import Evictions, ExecutorPlan, Rejections, Scheduled, Transitions
 
+_INT64 = np.dtype("<i8")
+_NUM_BYTES = Struct("<q")
+_ITERATION_AND_LENGTHS = Struct("<6q")
+
 
 def digest(plan: ExecutorPlan) -> int:
     """The digest of a plan as a signed 64-bit number, as `ExecutorPlan.digest` carries it."""
-    lists = (plan.scheduled, plan.admit, plan.resume, plan.evict, plan.reject)
-    return digest_of(plan.executor_id, plan.iteration, *lists)
+    return digest_of(plan.executor_id, plan.iteration, plan.scheduled, plan.admit, plan.resume, plan.evict, plan.reject)
 
 
-def digest_of(
-    executor_id: str,
-    iteration: int,
-    scheduled: Scheduled,
-    admit: Transitions,
-    resume: Transitions,
-    evict: Evictions,
-    reject: Rejections,
-) -> int:
-    """The digest of a plan of these lists."""
+def digest_of(executor_id: str, iteration: int, *lists: Scheduled | Transitions | Evictions | Rejections) -> int:
+    """The digest of a plan of these five lists."""
     encoded = executor_id.encode()
-    hasher = blake2b(len(encoded).to_bytes(8, "little"), digest_size=8)
-    hasher.update(encoded)
-    tables = (
-        (scheduled.id, scheduled.num_tokens, scheduled.reason),
-        (admit.id, admit.reason),
-        (resume.id, resume.reason),
-        (evict.id, evict.mode, evict.reason),
-        (reject.id, reject.reason, reject.needed, reject.available, reject.estimated_wait_us),
-    )
-    lengths = np.array([iteration, *(len(columns[0]) for columns in tables)], dtype=np.int64)
-    numbers = np.concatenate([lengths, *(column for columns in tables for column in columns)])
-    hasher.update(numbers.astype("<i8", copy=False).tobytes())
-    return int.from_bytes(hasher.digest(), "little", signed=True)
+    parts = [_NUM_BYTES.pack(len(encoded)), encoded]
+    parts.append(_ITERATION_AND_LENGTHS.pack(iteration, *[len(table.id) for table in lists]))
+    for table in lists:
+        if len(table.id) > 0:
+            parts += [getattr(table, name).astype(_INT64, copy=False).tobytes() for name in table.__slots__]
+    return int.from_bytes(blake2b(b"".join(parts), digest_size=8).digest(), "little", signed=True)

@@ -12,40 +12,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from scheduler_service.core.composition import share_tokens
 from scheduler_service.core.executor_plan import NO_EVICTIONS, Evictions, EvictMode, Reason
-from scheduler_service.core.memory import new_blocks
+from scheduler_service.core.memory import blocks_held, new_blocks
 from scheduler_service.core.policy import Eviction, Policy, Preemption
-from scheduler_service.core.state import BoolArray, ExecutorState, IntArray, Requests, rows_where
+from scheduler_service.core.state import NO_ROWS, BoolArray, ExecutorState, IntArray, Requests, rows_where
 from scheduler_service.core.victims import freed_blocks, in_order_of_staying
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunningSet:
+class RunningSet(NamedTuple):
     """What becomes of the running requests: who stays, in order, with its tokens; who is evicted, in order, and why.
 
-    `num_free_blocks`: blocks that are free once the evicted have left, before those that stay take new ones.
+    `held`: blocks that are held for each that stays, beside those that it has. `num_blocks`: those that are free once
+    the evicted have left, less all `held`.
     """
 
     kept: Requests
     num_tokens: IntArray
+    held: IntArray
     evicted: Requests
     why: Reason
-    num_free_blocks: int
+    num_blocks: int
     ran_out: bool
 
 
 def make_room(running: Requests, executor: ExecutorState, policy: Policy) -> RunningSet:
     """Evict as many of `running`, which is in order, as must go for the others to run."""
-    free, block_size = executor.num_free_blocks, executor.limits.block_size
     num_tokens = share_tokens(running, executor, policy)
+    everyone = without(running, NO_ROWS, num_tokens, executor, policy)
+    # What is held for them covers their pass.
+    if everyone.num_blocks >= 0:
+        return everyone
+    free, block_size = executor.num_free_blocks, executor.limits.block_size
     need = new_blocks(running, running.num_computed_tokens + num_tokens, block_size)
     if int(need.sum()) <= free:
-        return without(running, running.id[:0], num_tokens, executor, Reason.EVICTED_OUT_OF_BLOCKS, ran_out=False)
+        return everyone
 
     staying = in_order_of_staying(running, block_size, policy)
     # freed[k]: blocks that are free once all but the k that stay longest have left.
@@ -61,7 +66,7 @@ def make_room(running: Requests, executor: ExecutorState, policy: Policy) -> Run
     if num_kept == 0:
         num_tokens, staying = _run_what_has_blocks(running, executor, policy), staying[:0]
     victims = np.sort(staying[num_kept:])
-    return without(running, victims, num_tokens, executor, Reason.EVICTED_OUT_OF_BLOCKS, ran_out=True)
+    return without(running, victims, num_tokens, executor, policy)._replace(ran_out=True)
 
 
 def _spread(need: IntArray, staying: IntArray) -> IntArray:
@@ -71,23 +76,30 @@ def _spread(need: IntArray, staying: IntArray) -> IntArray:
 
 
 def without(
-    running: Requests, victims: IntArray, num_tokens: IntArray, executor: ExecutorState, why: Reason, *, ran_out: bool
+    running: Requests,
+    victims: IntArray,
+    num_tokens: IntArray,
+    executor: ExecutorState,
+    policy: Policy,
+    why: Reason = Reason.EVICTED_OUT_OF_BLOCKS,
 ) -> RunningSet:
-    """The running set without these rows, ascending. `num_tokens`: of those that stay."""
-    if len(victims) == 0:
-        evicted, kept, freed = running.take(victims), running, 0
-    else:
+    """The running set without those at these positions, which ascend. `num_tokens`: of those that stay."""
+    evicted, kept, num_free = running.of(NO_ROWS), running, executor.num_free_blocks
+    if len(victims) > 0:
+        evicted = running.take(victims)
         stays = np.ones(len(running), dtype=np.bool_)
         stays[victims] = False
-        evicted, kept = running.take(victims), running.take(rows_where(stays))
-        freed = int(freed_blocks(evicted).sum())
+        kept = running.take(rows_where(stays))
+        num_free += int(freed_blocks(evicted).sum())
+    held = blocks_held(kept, num_tokens, executor.limits, policy)
     return RunningSet(
         kept=kept,
         num_tokens=num_tokens,
+        held=held,
         evicted=evicted,
         why=why,
-        num_free_blocks=executor.num_free_blocks + freed,
-        ran_out=ran_out,
+        num_blocks=num_free - int(held.sum()),
+        ran_out=False,
     )
 
 

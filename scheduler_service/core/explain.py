@@ -51,12 +51,13 @@ def explain_executor(executor: ExecutorState, plan: ExecutorPlan, policy: Policy
         _set(explanations, rows_where(running & (requests.in_decode != decodes)), Reason.WAITING_FOR_PHASE)
     explanations.reason[loading] = Reason.WAITING_FOR_KV
     _explain_queue(explanations, ~(running | loading), plan.shortfall)
-    queued = rows_where(~(running | loading) & ~np.isin(requests.id, _turned_away_at_once(plan)))
-    held = _held(requests, queued, running, plan, executor, policy)
-    _set(explanations, held.rows, Reason.WAITING_FOR_SHARED_PREFIX, behind_id=held.behind_id)
+    queued = requests.take(rows_where(~(running | loading) & ~np.isin(requests.id, _turned_away_at_once(plan))))
+    held = _held(queued, requests.take(rows_where(running)), plan, executor, policy)
+    rows = np.searchsorted(explanations.id, held.requests.id)
+    _set(explanations, rows, Reason.WAITING_FOR_SHARED_PREFIX, behind_id=held.behind_id)
     _explain_lists(explanations, plan)
     if policy.head_of_line is not HeadOfLine.STRICT:
-        _explain_passing(explanations, requests, held.others, plan, policy)
+        _explain_passing(explanations, held.others, plan, policy)
     return explanations
 
 
@@ -90,40 +91,31 @@ def _turned_away_at_once(plan: ExecutorPlan) -> IntArray:
     return plan.reject.id[~np.isin(plan.reject.reason, for_the_queue)]
 
 
-def _held(
-    requests: Requests,
-    queued: IntArray,
-    running: BoolArray,
-    plan: ExecutorPlan,
-    executor: ExecutorState,
-    policy: Policy,
-) -> Held:
+def _held(queued: Requests, running: Requests, plan: ExecutorPlan, executor: ExecutorState, policy: Policy) -> Held:
     """Who was held for whom."""
-    on_device = requests.take(in_order(requests, rows_where(running)))
-    runs = np.isin(on_device.id, plan.scheduled.id).astype(np.int64)
+    running = in_order(running)
+    runs = np.isin(running.id, plan.scheduled.id).astype(np.int64)
     if len(plan.admit.id) + len(plan.resume.id) > 0:
         # Some that run may have paused for those that enter, or left for them, after these had been held for them.
-        runs = share_tokens(on_device, executor, policy)
-    return held_back(requests, queued, on_device, runs, policy)
+        runs = share_tokens(running, executor, policy)
+    return held_back(queued, running, runs, policy)
 
 
-def _explain_passing(
-    explanations: Explanations, requests: Requests, queued: IntArray, plan: ExecutorPlan, policy: Policy
-) -> None:
+def _explain_passing(explanations: Explanations, queued: Requests, plan: ExecutorPlan, policy: Policy) -> None:
     passes = np.isin(plan.admit.reason, (int(Reason.SKIPPED_AHEAD), int(Reason.BACKFILLED)))
     if not passes.any():
         return
-    queued = first_in_queue(requests, queued, len(queued))
+    queued = first_in_queue(queued, len(queued))
     if policy.ordering is Ordering.FAIR:
-        queued = queued[np.argsort(requests.tenant[queued], kind="stable")]
-    stays_out = np.isin(requests.id[queued], np.concatenate((plan.admit.id, plan.resume.id)), invert=True)
-    num_passed = np.zeros(len(requests), dtype=np.int64)
-    num_passed[queued] = stays_out.cumsum()
+        queued = queued.take(np.argsort(queued.tenant, kind="stable"))
+    stays_out = np.isin(queued.id, np.concatenate((plan.admit.id, plan.resume.id)), invert=True)
+    num_passed = stays_out.cumsum()
     if policy.ordering is Ordering.FAIR:
-        tenant = requests.tenant[queued]
-        num_passed[queued] -= (stays_out.cumsum() - stays_out)[np.searchsorted(tenant, tenant)]
-    rows = np.searchsorted(requests.id, plan.admit.id[passes])
-    _set(explanations, rows, plan.admit.reason[passes], needed=num_passed[rows])
+        num_passed -= (num_passed - stays_out)[np.searchsorted(queued.tenant, queued.tenant)]
+    by_id = queued.id.argsort()
+    passing = by_id[np.searchsorted(queued.id[by_id], plan.admit.id[passes])]
+    rows = np.searchsorted(explanations.id, queued.id[passing])
+    _set(explanations, rows, plan.admit.reason[passes], needed=num_passed[passing])
 
 
 def _explain_lists(explanations: Explanations, plan: ExecutorPlan) -> None:

@@ -18,61 +18,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_service.core.memory import block_passes
-from scheduler_service.core.ordering import first_in_queue
+from scheduler_service.core.ordering import FEW, order_within_rank
 from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorState, IntArray, Requests, Tenant
+from scheduler_service.core.state import ExecutorState, IntArray, Requests, Tenant, rows_where
 from scheduler_service.core.work import tokens_to_compute
 
-# Up to so many tenants, selecting the first of each is faster than sorting the queue.
-_FEW_TENANTS = 16
 
-
-def first_in_turn(executor: ExecutorState, ranked: Requests, rows: IntArray, count: int, policy: Policy) -> IntArray:
-    """The `count` first of `rows` (all, if there are fewer), in turn. `ranked`: the executor's requests, by FAIR."""
-    assert ranked.rank is not None
-    if count <= 0 or len(rows) == 0:
-        return rows[:0]
+def first_in_turn(executor: ExecutorState, queued: Requests, count: int, policy: Policy) -> Requests:
+    """The `count` first of those that wait (all, if there are fewer), in turn."""
+    if len(queued) == 0:
+        return queued
     weights = np.array([tenant.weight for tenant in executor.tenants or (Tenant(name=""),)])
-    chosen = _first_of_each(ranked, rows, count)
-    tenant = ranked.tenant[chosen]
-    requests = ranked.take(chosen)
-    before: NDArray[Any] = _before(tokens_to_compute(requests, executor.limits), tenant)
+    chosen = _first_of_each(queued, count) if len(queued) > FEW else queued
+    chosen = chosen.take(_positions_by(chosen, chosen.tenant))
+    tenant = chosen.tenant
+    before: NDArray[Any] = _before(tokens_to_compute(chosen, executor.limits), tenant)
     if policy.kv_residency_charge > 0:
-        before = before + policy.kv_residency_charge * _before(block_passes(requests, executor.limits, policy), tenant)
-    tag = ranked.rank[chosen] + before / weights[tenant]
-    keys = (ranked.id[chosen], ranked.arrival_time_us[chosen], ~ranked.ran_before[chosen], tag)
-    return chosen[np.lexsort(keys)[:count]]
+        before = before + policy.kv_residency_charge * _before(block_passes(chosen, executor.limits, policy), tenant)
+    assert chosen.rank is not None
+    tag = chosen.rank + before / weights[tenant]
+    return chosen.take(_positions_by(chosen, tag)[:count])
 
 
 def _before(costs: IntArray, tenant: IntArray) -> IntArray:
     """The costs of those of the same tenant before each; `tenant` ascends."""
     before: IntArray = costs.cumsum() - costs
-    return before - before[np.searchsorted(tenant, tenant)]
+    before -= before[tenant.searchsorted(tenant)]
+    return before
 
 
-def _first_of_each(ranked: Requests, rows: IntArray, count: int) -> IntArray:
-    """The `count` first of each tenant that may get one of so many places, tenant by tenant, ascending."""
-    tenant_of = ranked.tenant[rows]
-    tenants = _contenders(ranked, rows, count)
-    if len(tenants) <= _FEW_TENANTS:
-        return np.concatenate([first_in_queue(ranked, rows[tenant_of == tenant], count) for tenant in tenants])
-    rows = rows[np.isin(tenant_of, tenants)]
-    keys = (ranked.id[rows], ranked.arrival_time_us[rows], ~ranked.ran_before[rows], ranked.tenant[rows])
-    rows = rows[np.lexsort(keys)]
-    tenant = ranked.tenant[rows]
-    first: IntArray = rows[np.arange(len(rows)) - np.searchsorted(tenant, tenant) < count]
-    return first
+def _positions_by(queued: Requests, key: NDArray[Any]) -> IntArray:
+    """Which comes first, second, ... by this key, and where it is equal in the order of the queue."""
+    return np.lexsort([getattr(queued, name) for name in reversed(order_within_rank(queued))] + [key])
 
 
-def _contenders(ranked: Requests, rows: IntArray, count: int) -> IntArray:
-    """Tenants with the `count` least counters, and those with equal ones, ascending."""
-    assert ranked.rank is not None
-    tenant_of = ranked.tenant[rows]
-    tenants = np.bincount(tenant_of).nonzero()[0]
-    # Within a tenant all are of one rank.
+def _first_of_each(queued: Requests, count: int) -> Requests:
+    """At least the `count` first of each tenant that may get one of so many places, and all who stand before them."""
+    tenant, key = queued.tenant, _by_tenant(queued)
+    num_of_tenant = np.bincount(tenant)
+    tenants = num_of_tenant.nonzero()[0]
+    num_of_tenant = num_of_tenant[tenants]
+    # Where the last of those that count stands among the keys of all.
+    last = num_of_tenant.cumsum() - np.maximum(num_of_tenant - count, 0) - 1
+    bound = np.empty(tenants[-1] + 1, dtype=np.int64)
+    bound[tenants] = np.sort(key)[last]
+    first = queued.take(rows_where(key <= bound[tenant]))
+    return first if count >= len(tenants) else _with_least_counters(first, tenants, count)
+
+
+def _with_least_counters(queued: Requests, tenants: IntArray, count: int) -> Requests:
+    """Those whose tenants have the `count` least counters of all `tenants`, or equal ones."""
     counters = np.empty(tenants[-1] + 1)
-    counters[tenant_of] = ranked.rank[rows]
-    counters = counters[tenants]
-    if count < len(tenants):
-        tenants = tenants[counters <= np.partition(counters, count - 1)[count - 1]]
-    return tenants
+    # Within a tenant all are of one rank, which is its counter.
+    counters[queued.tenant] = queued.rank
+    most = np.partition(counters[tenants], count - 1)[count - 1]
+    return queued.take(rows_where(counters[queued.tenant] <= most))
+
+
+def _by_tenant(queued: Requests) -> IntArray:
+    """Numbers that order a queue by tenant, and those of one tenant as the queue does, except for ties."""
+    least, greatest = queued.whole.least["arrival_time_us"], queued.whole.greatest["arrival_time_us"]
+    span, arrival_time = greatest - least + 1, queued.arrival_time_us
+    # Times so far apart that the numbers would not fit are told apart less finely.
+    shift = (2 * span * (queued.whole.greatest["tenant"] + 1)).bit_length() - 62
+    if shift > 0:
+        least, span, arrival_time = least >> shift, (span >> shift) + 2, arrival_time >> shift
+    group = 2 * queued.tenant + queued.never_ran if queued.whole.anyone_ran_before else queued.tenant
+    key: IntArray = arrival_time - least
+    key += group * span
+    return key

@@ -17,21 +17,22 @@ from scheduler_service.core.work import expected_outputs_left
 
 # A model may hold any figures; above 30 years they make no difference, and products of them stay finite.
 _MOST_US = 1e15
+# The contract's field is an int64.
+_MOST_PREDICTED_US = 2.0**62
 
 
 def predicted_time_us(batch: Requests, composition: Composition, latency: LatencyModel | None) -> int:
     """What the pass takes; 0 without a model, or for an empty pass."""
     if latency is None or len(batch) == 0:
         return 0
-    num_kv_tokens = int(batch.num_computed_tokens[batch.in_decode].sum())
+    num_kv_tokens = int(batch.num_computed_tokens.dot(batch.in_decode))
     predicted = (
         latency.pass_us
         + composition.num_prefill_tokens * latency.prefill_token_us
         + composition.num_decode_requests * latency.decode_request_us
         + num_kv_tokens * latency.kv_token_us
     )
-    # The contract's field is an int64.
-    return round(min(predicted, np.iinfo(np.int64).max / 2))
+    return round(min(predicted, _MOST_PREDICTED_US))
 
 
 def time_alone_us(requests: Requests, executor: ExecutorState, policy: Policy) -> IntArray:

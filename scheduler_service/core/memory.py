@@ -45,8 +45,14 @@ def tokens_to_hold(requests: Requests, limits: ExecutorLimits, policy: Policy) -
 
 
 def blocks_held(requests: Requests, num_tokens: IntArray, limits: ExecutorLimits, policy: Policy) -> IntArray:
-    """Free blocks that are held for each of those on the device, which run so many tokens in the pass."""
-    stored = np.maximum(tokens_to_hold(requests, limits, policy), requests.num_computed_tokens + num_tokens)
+    """Free blocks that are held for each of those on the device, which run so many tokens in the pass.
+
+    No fewer than the pass takes.
+    """
+    stored = tokens_to_hold(requests, limits, policy)
+    # Whatever a request lacks is among them, but not its drafts.
+    if requests.whole.greatest["num_draft_tokens"] > 0:
+        stored = np.maximum(stored, requests.num_computed_tokens + num_tokens)
     return new_blocks(requests, stored, limits.block_size)
 
 
@@ -55,9 +61,11 @@ def blocks_to_enter(requests: Requests, limits: ExecutorLimits, policy: Policy) 
 
     A cached prefix that others hold is there already; the rest of it is among the free blocks and is used up.
     """
-    all_blocks = np.maximum(
+    all_blocks: IntArray = np.maximum(
         blocks_for(tokens_to_hold(requests, limits, policy), limits.block_size), requests.num_blocks
     )
+    if requests.whole.greatest["num_shared_blocks"] == 0:
+        return all_blocks
     # Swapped requests share nothing on the device.
     to_take: IntArray = all_blocks - requests.num_shared_blocks * requests.having(RequestStatus.WAITING)
     return to_take
@@ -78,7 +86,9 @@ def block_passes(requests: Requests, limits: ExecutorLimits, policy: Policy) -> 
     return held
 
 
-def kept_free(candidates: Requests, num_beside: IntArray, limits: ExecutorLimits, policy: Policy) -> IntArray:
+def kept_free(
+    candidates: Requests, num_beside: IntArray | int, limits: ExecutorLimits, policy: Policy
+) -> IntArray | int:
     """Blocks that stay free when each candidate enters beside so many others. Under RESERVE there is no need for any.
 
     The watermark for everybody; and for one that was evicted before, a block of growth for each request that then runs,
@@ -86,7 +96,8 @@ def kept_free(candidates: Requests, num_beside: IntArray, limits: ExecutorLimits
     of the device, whatever the watermark. Beside nobody: nothing, or one that needs all blocks would never start.
     """
     if policy.admission is Admission.RESERVE:
-        return np.zeros(len(candidates), dtype=np.int64)
-    watermark = math.ceil(policy.watermark * limits.num_blocks)
-    kept: IntArray = np.where(candidates.ran_before, num_beside + 1 + watermark, watermark) * (num_beside > 0)
-    return kept
+        return 0
+    kept: IntArray | int = math.ceil(policy.watermark * limits.num_blocks)
+    if candidates.whole.anyone_ran_before:
+        kept = kept + candidates.ran_before * (num_beside + 1)
+    return kept * (num_beside > 0)

@@ -22,7 +22,7 @@ import numpy as np
 from scheduler_service.core.claims import Claims, Room, claims_of
 from scheduler_service.core.memory import blocks_for, blocks_to_enter, kept_free, new_blocks
 from scheduler_service.core.policy import Admission, HeadOfLine, Policy
-from scheduler_service.core.state import BoolArray, ExecutorState, IntArray, Requests, length_of_prefix
+from scheduler_service.core.state import BoolArray, ExecutorState, IntArray, Requests
 from scheduler_service.core.work import expected_outputs_left, most_outputs_left
 
 # How far behind one that does not fit a plan looks for others that do.
@@ -43,7 +43,7 @@ def pass_by(
     candidates: Requests, head: int, claims: Claims, room: Room, executor: ExecutorState, policy: Policy
 ) -> tuple[IntArray, IntArray]:
     """Rows of `candidates` that pass the one at `head`, which does not fit, and their tokens. `claims`: of all."""
-    room = room.less(candidates.first(head), claims.first(head))
+    room = room.less(claims.first(head))
     held_as, rule = policy, _patience(candidates, head, policy)
     if policy.head_of_line is HeadOfLine.BACKFILL:
         held_as = replace(policy, admission=Admission.RESERVE)
@@ -54,13 +54,11 @@ def pass_by(
         fits = _fits_alone(candidates.take(rows), room, executor, policy, held_as)
         rule, permitted = rule.after(rows[:0], rows[~fits]), rule.permits(rows, fits)
         rows = rows[permitted]
-        behind = candidates.take(rows)
-        their = claims_of(behind, room, executor, policy, held_as)
-        fits = their.fits(room)
-        count = length_of_prefix(fits)
+        their = claims_of(candidates.take(rows), room, executor, policy, held_as)
+        count = their.num_fitting(room)
         if count == 0:
             break
-        room = room.less(behind.first(count), their.first(count))
+        room = room.less(their.first(count))
         rule = rule.after(rows[:count], rows[:0])
         passed.append(rows[:count])
         tokens.append(their.num_tokens[:count])
@@ -73,9 +71,9 @@ def _fits_alone(behind: Requests, room: Room, executor: ExecutorState, policy: P
     limits, left, in_decode = executor.limits, room.tokens, behind.in_decode
     num_tokens = np.where(in_decode, left.num_decode_tokens, left.num_prefill_tokens)
     need = blocks_to_enter(behind, limits, held_as)
-    kept = kept_free(behind, np.full(len(behind), len(room.on_device)), limits, policy)
+    kept = kept_free(behind, len(room.on_device), limits, policy)
     fits: BoolArray = (need <= room.num_blocks - kept) & (num_tokens > 0)
-    return fits & (in_decode | (room.num_prefills > 0))
+    return fits if room.num_prefills is None or room.num_prefills > 0 else fits & in_decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,8 +156,8 @@ def _reservation(
     in_time = lasts <= start
     grows = _growth(room, start, executor)
     # Those that go on may have grown until then, and one that is still beside the head makes it keep blocks free.
-    kept = kept_free(first, np.maximum(num_beside[k : k + 1], 1), limits, policy)
-    spare = min(int(free[k] - kept[0]) - int(grows[soonest[k:]].sum()), room.num_blocks - int(grows.sum()))
+    kept = int(np.max(kept_free(first, max(int(num_beside[k]), 1), limits, policy)))
+    spare = min(int(free[k]) - kept - int(grows[soonest[k:]].sum()), room.num_blocks - int(grows.sum()))
     reserved = blocks_to_enter(candidates, limits, replace(policy, admission=Admission.RESERVE))
     rule = _Reservation(
         in_time=in_time,
@@ -170,7 +168,7 @@ def _reservation(
     )
     # Whoever is evicted stands before the head when it comes back. So nobody takes the blocks that others grow into.
     meanwhile = _growth(room, int((lasts * in_time)[head + 1 :].max(initial=0)), executor)
-    return rule, replace(room, num_blocks=room.num_blocks - int(meanwhile.sum()))
+    return rule, room._replace(num_blocks=room.num_blocks - int(meanwhile.sum()))
 
 
 def _growth(room: Room, num_passes: int, executor: ExecutorState) -> IntArray:

@@ -18,7 +18,7 @@ from scheduler_service.core.claims import Room, room_beside
 from scheduler_service.core.composition import share_tokens
 from scheduler_service.core.eviction import RunningSet, without
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.memory import blocks_held, blocks_to_enter, kept_free
+from scheduler_service.core.memory import blocks_to_enter, kept_free
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ExecutorState, IntArray, Requests, length_of_prefix, rows_where
 from scheduler_service.core.victims import freed_blocks, in_order_of_staying, is_protected
@@ -26,7 +26,6 @@ from scheduler_service.core.victims import freed_blocks, in_order_of_staying, is
 
 def make_way(
     stay: RunningSet,
-    loading: Requests,
     candidates: Requests,
     room: Room,
     entering: Entering,
@@ -40,7 +39,7 @@ def make_way(
     short = entering.shortfall
     if short is None or short.reason not in (Reason.WAITING_FOR_BLOCKS, Reason.WAITING_FOR_SEQS):
         return stay, entering
-    head = int(np.count_nonzero(~entering.passed))
+    head = entering.num_in_turn
     before, waiting = candidates.first(head), candidates.take(np.arange(head, len(candidates)))
     victims = _outranked(stay.kept, waiting, executor, policy)
     if len(victims) == 0:
@@ -50,8 +49,8 @@ def make_way(
     if num_victims == 0:
         return stay, entering
     smaller = _without(stay.kept, np.sort(victims[:num_victims]), executor, policy)
-    then = enter(candidates, room_beside(smaller, loading, executor, policy), executor, policy)
-    if int(np.count_nonzero(~then.passed)) < head + num_more:
+    then = enter(candidates, room_beside(smaller, executor, policy), executor, policy)
+    if then.num_in_turn < head + num_more:
         return stay, entering
     return smaller, then
 
@@ -60,7 +59,7 @@ def _without(running: Requests, leaving: IntArray, executor: ExecutorState, poli
     stays = np.ones(len(running), dtype=np.bool_)
     stays[leaving] = False
     num_tokens = share_tokens(running.take(rows_where(stays)), executor, policy)
-    return without(running, leaving, num_tokens, executor, Reason.EVICTED_FOR_PRIORITY, ran_out=False)
+    return without(running, leaving, num_tokens, executor, policy, Reason.EVICTED_FOR_PRIORITY)
 
 
 def _outranked(running: Requests, waiting: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
@@ -91,7 +90,7 @@ def _fewest(
     limits, leaving = executor.limits, stay.kept.take(victims)
     assert leaving.rank is not None
     assert waiting.rank is not None
-    freed = np.cumsum(freed_blocks(leaving) + blocks_held(leaving, stay.num_tokens[victims], limits, policy))
+    freed = np.cumsum(freed_blocks(leaving) + stay.held[victims])
     num_before = np.arange(len(waiting))
     need = np.cumsum(blocks_to_enter(waiting, limits, policy))
     need += kept_free(waiting, limits.max_num_seqs - num_seqs + num_before, limits, policy)

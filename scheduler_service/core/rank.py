@@ -19,18 +19,14 @@ that neither the order of the rows nor the processor matters.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.state import (
-    BoolArray,
     ExecutorState,
     IntArray,
     RankArray,
     Requests,
-    RequestStatus,
     Tenant,
 )
 from scheduler_service.core.work import tokens_to_compute
@@ -42,7 +38,7 @@ def ranked(executor: ExecutorState, policy: Policy) -> Requests:
     """The executor's requests with the rank that the policy gives each."""
     if policy.ordering is Ordering.FIFO:
         return executor.requests
-    return replace(executor.requests, rank=_rank(executor, policy))
+    return executor.requests.ranked_by(_rank(executor, policy))
 
 
 def aging_us(policy: Policy) -> int:
@@ -58,9 +54,11 @@ def _rank(executor: ExecutorState, policy: Policy) -> RankArray:
             by_work: RankArray = log2_interpolated(work) + requests.arrival_time_us / aging_us(policy)
             return by_work
         case Ordering.PRIORITY:
-            # Halved, the farthest times that a column holds leave room for the farthest priorities.
-            steps = np.clip(requests.arrival_time_us, -(_MOST // 2), _MOST // 2) // aging_us(policy)
-            by_level: RankArray = steps - requests.priority
+            arrival_time, farthest = requests.arrival_time_us, _MOST // 2
+            if requests.least["arrival_time_us"] < -farthest or requests.greatest["arrival_time_us"] > farthest:
+                # Halved, the farthest times that a column holds leave room for the farthest priorities.
+                arrival_time = np.clip(arrival_time, -farthest, farthest)
+            by_level: RankArray = arrival_time // aging_us(policy) - requests.priority
             return by_level
         case Ordering.EARLIEST_DEADLINE_FIRST:
             return np.where(requests.deadline_us > 0, requests.deadline_us, _MOST)
@@ -73,8 +71,10 @@ def log2_interpolated(values: IntArray) -> RankArray:
 
     values >= 1.
     """
-    mantissa, exponent = np.frexp(values)
-    logarithm: RankArray = exponent + 2 * mantissa - 2
+    # A float64 holds its exponent, 1023 added to it, above the 52 bits of how far it is on the way to the next power.
+    bits = values.astype(np.float64).view(np.int64)
+    logarithm: RankArray = bits * 2.0**-52
+    logarithm -= 1023
     return logarithm
 
 
@@ -82,13 +82,7 @@ def tenant_counters(executor: ExecutorState) -> RankArray:
     """Virtual token counter of each tenant: [num_tenants]."""
     tenants = executor.tenants or (Tenant(name=""),)
     counters = np.array([tenant.service / tenant.weight for tenant in tenants])
-    active = np.zeros(len(tenants), dtype=np.bool_)
-    active[executor.requests.tenant[_on_device(executor.requests)]] = True
-    if active.any():
-        counters = np.where(active, counters, np.maximum(counters, counters[active].min()))
+    of_active = counters[executor.requests.on_device.tenant]
+    if len(of_active) > 0:
+        counters = np.maximum(counters, of_active.min())
     return counters
-
-
-def _on_device(requests: Requests) -> BoolArray:
-    on_device: BoolArray = requests.having(RequestStatus.RUNNING) | requests.having(RequestStatus.LOADING)
-    return on_device

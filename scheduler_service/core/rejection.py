@@ -59,7 +59,7 @@ class Rejected:
         if len(self.rows) == 0:
             return NO_REJECTIONS
         position = np.argsort(self.rows)
-        order = position[np.searchsorted(self.rows[position], in_order(ranked, self.rows))]
+        order = position[np.searchsorted(self.rows[position], in_order(ranked.of(self.rows)).rows)]
         columns = {name: getattr(self, name)[order] for name in self.__slots__ if name != "rows"}
         return Rejections(id=ranked.id[self.rows[order]], **columns)
 
@@ -81,6 +81,9 @@ def _never_fitting(requests: Requests, executor: ExecutorState) -> Rejected:
     limits = executor.limits
     # t - 1 tokens take more than all blocks exactly if t - 1 > num_blocks * block_size: no division over the queue.
     most = min(limits.num_blocks * limits.block_size + 1, limits.max_model_len)
+    greatest = requests.whole.greatest
+    if greatest["num_prompt_tokens"] + max(greatest["max_output_tokens"], greatest["num_output_tokens"] + 1) <= most:
+        return NOBODY
     rows = rows_where(_longest(requests) > most)
     if len(rows) > 0:
         suspects = requests.take(rows)

@@ -17,37 +17,34 @@ those off that share 32 uncached tokens with another in its queue (in-batch pref
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_service.core.policy import Ordering, Policy
-from scheduler_service.core.state import BoolArray, IntArray, Requests, RequestStatus, rows_where
-
-_NONE: IntArray = np.zeros(0, dtype=np.int64)
+from scheduler_service.core.state import NO_ROWS, BoolArray, IntArray, Requests, RequestStatus, rows_where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
-    """Rows that are held, and the ids of those that compute for them or will first; `others`: the rest of the queue."""
+class Held(NamedTuple):
+    """Who is held, with the ids of those that compute for them or will first; `others`: the rest of the queue."""
 
-    rows: IntArray
+    requests: Requests
     behind_id: IntArray
-    others: IntArray
+    others: Requests
 
 
-def held_back(ranked: Requests, queued: IntArray, running: Requests, num_tokens: IntArray, policy: Policy) -> Held:
-    """Who of the queue is held. `queued`: its rows, ascending; `running`: in order, with the tokens of each."""
+def held_back(queued: Requests, running: Requests, num_tokens: IntArray, policy: Policy) -> Held:
+    """Who of the queue is held. `queued`: in no order; `running`: in order, with the tokens of each."""
+    nobody = Held(requests=queued.of(NO_ROWS), behind_id=NO_ROWS, others=queued)
     if not policy.hold_for_shared_prefix:
-        return Held(rows=_NONE, behind_id=_NONE, others=queued)
+        return nobody
     computing = running.take(rows_where((num_tokens > 0) & (running.next_block_hash != 0)))
-    lacked = _lacked_by_several(np.concatenate((ranked.next_block_hash[queued], computing.next_block_hash)))
-    rows = queued[_among(ranked.next_block_hash[queued], lacked)]
-    if len(rows) == 0:
-        return Held(rows=rows, behind_id=rows, others=queued)
-    waiting = ranked.take(rows)
+    lacked = _lacked_by_several(np.concatenate((queued.next_block_hash, computing.next_block_hash)))
+    positions = rows_where(_among(queued.next_block_hash, lacked))
+    if len(positions) == 0:
+        return nobody
+    waiting = queued.take(positions)
     block = np.searchsorted(lacked, waiting.next_block_hash)
     behind_id = _first_in_queue(waiting, block, policy)
     if len(computing) > 0:
@@ -56,8 +53,14 @@ def held_back(ranked: Requests, queued: IntArray, running: Requests, num_tokens:
         of_several = computing.take(rows_where(_among(computing.next_block_hash, lacked))[::-1])
         computed_by[np.searchsorted(lacked, of_several.next_block_hash)] = of_several.id
         behind_id = np.where(computed_by[block] > 0, computed_by[block], behind_id)
-    held = (behind_id != waiting.id) & waiting.having(RequestStatus.WAITING)
-    return Held(rows=rows[held], behind_id=behind_id[held], others=queued[~_among(queued, rows[held])])
+    is_held = (behind_id != waiting.id) & waiting.having(RequestStatus.WAITING)
+    goes_on = np.ones(len(queued), dtype=np.bool_)
+    goes_on[positions[is_held]] = False
+    return Held(
+        requests=waiting.take(rows_where(is_held)),
+        behind_id=behind_id[is_held],
+        others=queued.take(rows_where(goes_on)),
+    )
 
 
 def _lacked_by_several(hashes: IntArray) -> IntArray:

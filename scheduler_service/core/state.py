@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-_Array = TypeVar("_Array")
+_Value = TypeVar("_Value")
 RankArray = NDArray[Any]  # int64 or float64
 
 
@@ -40,70 +40,84 @@ class RequestStatus(IntEnum):
     LOADING = 4
 
 
-class _Column:
-    """One column of `Requests`: a view of its row of the matrix, made when it is first asked for."""
+_SWAPPED, _LOADING = int(RequestStatus.SWAPPED), int(RequestStatus.LOADING)
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+
+class _Column:
+    """One column of requests that were taken from a table, looked up there when it is first read."""
 
     def __set_name__(self, owner: type[Requests], name: str) -> None:
         self.name = name
 
     def __get__(self, requests: Requests, owner: type[Requests]) -> IntArray:
-        column: IntArray = requests.matrix[self.index]
+        column: IntArray = getattr(requests.whole, self.name)[requests.rows]
         # Found there before this descriptor from now on.
         requests.__dict__[self.name] = column
         return column
 
 
-class _Derived(Generic[_Array]):
-    """What follows from the columns of `Requests`, worked out when it is first asked for.
+class _Derived(Generic[_Value]):
+    """What follows from the columns of `Requests`: worked out once for the whole table, when it is first asked for.
 
-    `functools.cached_property` does the same, and takes a lock each time.
+    `functools.cached_property` does nearly the same, and takes a lock each time.
     """
 
-    def __init__(self, work_out: Callable[[Requests], _Array]) -> None:
+    def __init__(self, work_out: Callable[[Requests], _Value]) -> None:
         self.work_out = work_out
         self.name = work_out.__name__
         self.__doc__ = work_out.__doc__
 
-    def __get__(self, requests: Requests, owner: type[Requests]) -> _Array:
-        value = self.work_out(requests)
+    def __get__(self, requests: Requests, owner: type[Requests]) -> _Value:
+        whole = requests.__dict__.get("whole")
+        value: _Value = self.work_out(requests) if whole is None else getattr(whole, self.name)[requests.rows]
         requests.__dict__[self.name] = value
         return value
 
 
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """The request table. `matrix`: int64 [num_columns, num_requests].
+class _Whole:
+    """The table that requests are rows of: themselves, unless they were taken from one.
 
-    One matrix instead of an array a column, so that taking some requests is one operation and not eighteen. The
-    columns are those of `RequestTable` in state.proto, where each is described. `rank`: [num_requests], what the policy
-    orders by, the least first (see `rank.py`); None: all are alike, as in a table that nobody ranked yet. What follows
-    from the columns is worked out once for each table.
+    A table does not hold itself, or its memory would be free only when cycles are looked for.
     """
 
-    matrix: IntArray
-    rank: RankArray | None = None
+    def __get__(self, requests: Requests, owner: type[Requests]) -> Requests:
+        return requests
 
-    id = _Column(0)
-    status = _Column(1)
-    arrival_time_us = _Column(2)
-    priority = _Column(3)
-    tenant = _Column(4)
-    num_prompt_tokens = _Column(5)
-    num_output_tokens = _Column(6)
-    num_computed_tokens = _Column(7)
-    max_output_tokens = _Column(8)
-    expected_output_tokens = _Column(9)
-    num_draft_tokens = _Column(10)
-    deadline_us = _Column(11)
-    num_blocks = _Column(12)
-    num_shared_blocks = _Column(13)
-    num_preemptions = _Column(14)
-    last_run_iteration = _Column(15)
-    times_overtaken = _Column(16)
-    next_block_hash = _Column(17)
+
+class Requests:
+    """A request table, or some of its rows in any order.
+
+    The columns are those of `RequestTable` in state.proto, where each is described. A whole table is one matrix, int64
+    [num_columns, num_requests]. What is taken from it are row numbers, so that taking costs next to nothing: columns
+    are looked up in the `whole` when they are read, and so is what follows from them, which is worked out once for all.
+    """
+
+    id = _Column()
+    status = _Column()
+    arrival_time_us = _Column()
+    priority = _Column()
+    tenant = _Column()
+    num_prompt_tokens = _Column()
+    num_output_tokens = _Column()
+    num_computed_tokens = _Column()
+    max_output_tokens = _Column()
+    expected_output_tokens = _Column()
+    num_draft_tokens = _Column()
+    deadline_us = _Column()
+    num_blocks = _Column()
+    num_shared_blocks = _Column()
+    num_preemptions = _Column()
+    last_run_iteration = _Column()
+    times_overtaken = _Column()
+    next_block_hash = _Column()
+
+    whole = _Whole()
+
+    def __init__(self, matrix: IntArray, rank: RankArray | None = None) -> None:
+        self.matrix = matrix
+        self.rank = rank
+        # The columns are the rows of the matrix.
+        self.__dict__.update(zip(COLUMN_NAMES, matrix, strict=True))
 
     @classmethod
     def from_columns(cls, num_requests: int, columns: Mapping[str, Any]) -> Requests:
@@ -114,28 +128,107 @@ class Requests:
         return cls(matrix)
 
     def __len__(self) -> int:
-        return int(self.matrix.shape[1])
+        rows = self.__dict__.get("rows")
+        return int(self.matrix.shape[1]) if rows is None else len(rows)
 
-    def take(self, rows: IntArray) -> Requests:
-        """These rows, in this order."""
-        return Requests(self.matrix.take(rows, axis=1), None if self.rank is None else self.rank.take(rows))
+    @_Derived
+    def rows(self) -> IntArray:
+        """The numbers of the rows in the whole table."""
+        return np.arange(self.matrix.shape[1])
+
+    def ranked_by(self, rank: RankArray) -> Requests:
+        """This table with a rank."""
+        ranked = Requests.__new__(Requests)
+        # Neither the columns nor what follows from them depends on the rank.
+        ranked.__dict__ = {**self.__dict__, "rank": rank}
+        return ranked
+
+    def of(self, rows: IntArray) -> Requests:
+        """These rows of the whole table, in this order."""
+        whole, selection = self.whole, Requests.__new__(Requests)
+        selection.whole = whole
+        selection.rows = rows
+        if whole.rank is None:
+            selection.rank = None
+        return selection
+
+    def take(self, positions: IntArray) -> Requests:
+        """Those at these positions, in this order."""
+        return self.of(self.rows[positions])
 
     def first(self, count: int) -> Requests:
-        """The first `count` rows."""
-        return Requests(self.matrix[:, :count], None if self.rank is None else self.rank[:count])
+        """The first `count`."""
+        return self.of(self.rows[:count])
 
     def beside(self, others: Requests) -> Requests:
-        """These requests, then the others of the same table."""
-        rank = None
-        if self.rank is not None and others.rank is not None:
-            rank = np.concatenate((self.rank, others.rank))
-        return Requests(np.concatenate((self.matrix, others.matrix), axis=1), rank)
+        """These, then the others."""
+        return self.of(np.concatenate((self.rows, others.rows)))
 
     def having(self, status: RequestStatus) -> BoolArray:
         """Which requests stand there."""
         # NumPy asks an enum for half a dozen attributes before it takes it for a number.
         mask: BoolArray = self.status == int(status)
         return mask
+
+    @_Derived
+    def rank(self) -> RankArray | None:
+        """What the policy orders by, the least first (see `rank.py`); None: all are alike, or nobody ranked yet."""
+        return None
+
+    @_Derived
+    def least(self) -> Mapping[str, int]:
+        """Of a whole table: the least value of each column; 0 where there are no rows."""
+        return self._by_column(np.minimum)
+
+    @_Derived
+    def greatest(self) -> Mapping[str, int]:
+        """Of a whole table: the greatest value of each column; 0 where there are no rows."""
+        return self._by_column(np.maximum)
+
+    def _by_column(self, extreme: np.ufunc) -> Mapping[str, int]:
+        if self.matrix.size == 0:
+            return dict.fromkeys(COLUMN_NAMES, 0)
+        return dict(zip(COLUMN_NAMES, extreme.reduce(self.matrix, axis=1).tolist(), strict=True))
+
+    @property
+    def running(self) -> Requests:
+        """Of a whole table: those that run, in no order."""
+        return self.of(self._running)
+
+    @property
+    def loading(self) -> Requests:
+        """Of a whole table: those that load, in no order."""
+        return self.of(rows_where(self.having(RequestStatus.LOADING)) if self.anyone_loads else NO_ROWS)
+
+    @property
+    def on_device(self) -> Requests:
+        """Of a whole table: those that run or load, in no order."""
+        return self.running.beside(self.loading) if self.anyone_loads else self.running
+
+    @property
+    def queued(self) -> Requests:
+        """Of a whole table: those that wait or are swapped, in no order."""
+        is_queued = self.having(RequestStatus.WAITING)
+        return self.of(rows_where(is_queued | self.having(RequestStatus.SWAPPED) if self.anyone_swapped else is_queued))
+
+    @_Derived
+    def _running(self) -> IntArray:
+        return rows_where(self.having(RequestStatus.RUNNING))
+
+    @_Derived
+    def anyone_loads(self) -> bool:
+        """Of a whole table: whether anyone loads."""
+        return self.greatest["status"] == _LOADING
+
+    @_Derived
+    def anyone_swapped(self) -> bool:
+        """Of a whole table: whether anyone may be swapped."""
+        return self.greatest["status"] >= _SWAPPED
+
+    @_Derived
+    def anyone_ran_before(self) -> bool:
+        """Of a whole table: whether any of those that wait or are swapped may have run before."""
+        return self.anyone_swapped or self.greatest["num_preemptions"] > 0
 
     @_Derived
     def num_tokens(self) -> IntArray:
@@ -154,10 +247,18 @@ class Requests:
         return before
 
     @_Derived
+    def never_ran(self) -> BoolArray:
+        """Which of those that wait or are swapped have not run before."""
+        return ~self.ran_before
+
+    @_Derived
     def in_decode(self) -> BoolArray:
         """Whose newest token is the only one that they lack."""
-        lacks_one: BoolArray = self.num_lacking_tokens == 1
-        return lacks_one & (self.num_output_tokens > 0)
+        in_decode: BoolArray = np.logical_and(self.num_output_tokens, self.num_lacking_tokens == 1)
+        return in_decode
+
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 def length_of_prefix(mask: BoolArray) -> int:
@@ -212,8 +313,8 @@ class Tenant:
 class ExecutorState:
     """One executor just before the pass to be planned: all that its plan may depend on.
 
-    `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown. No
-    tenants: one unnamed tenant of weight 1.
+    `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown.
+    `requests`: a whole table. No tenants: one unnamed tenant of weight 1.
     """
 
     executor_id: str

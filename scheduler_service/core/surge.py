@@ -34,7 +34,7 @@ def over_limit(
         waiting[rows] = False
         over = _turned_away(rows, Reason.REJECTED_TENANT_QUEUE_FULL, of_tenant, ranked, waiting, executor)
     if limit is not None and int(np.count_nonzero(waiting)) > limit:
-        rows = in_order(ranked, rows_where(waiting))[limit:]
+        rows = in_order(ranked.of(rows_where(waiting))).rows[limit:]
         waiting[rows] = False
         over = over.beside(_turned_away(rows, Reason.REJECTED_QUEUE_FULL, limit, ranked, waiting, executor))
     return over
@@ -44,15 +44,14 @@ def _waits_on(ranked: Requests, rejected: Rejected, entering: Requests) -> BoolA
     """Which never ran, and neither enter nor are turned away."""
     waiting: BoolArray = ranked.having(RequestStatus.WAITING) & (ranked.num_preemptions == 0)
     waiting[rejected.rows] = False
-    if len(entering) > 0:
-        waiting &= np.isin(ranked.id, entering.id, invert=True)
+    waiting[entering.rows] = False
     return waiting
 
 
 def _last_of_tenants(ranked: Requests, rows: IntArray, limit: int) -> IntArray:
     """Those of `rows` before whom `limit` of the same tenant stand."""
     crowded = np.bincount(ranked.tenant[rows]) > limit
-    rows = in_order(ranked, rows[crowded[ranked.tenant[rows]]])
+    rows = in_order(ranked.of(rows[crowded[ranked.tenant[rows]]])).rows
     tenant = ranked.tenant[rows]
     by_tenant = np.argsort(tenant, kind="stable")
     first_of_tenant = np.searchsorted(tenant[by_tenant], tenant[by_tenant])

@@ -15,20 +15,22 @@ from scheduler_service.core.state import ExecutorLimits, IntArray, Requests
 
 def most_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArray:
     """Output tokens that each may still generate, >= 1."""
-    most = np.where(
-        requests.max_output_tokens > 0, requests.max_output_tokens, limits.max_model_len - requests.num_prompt_tokens
-    )
-    left: IntArray = np.maximum(most - requests.num_output_tokens, 1)
-    return left
+    most = requests.max_output_tokens
+    if requests.whole.least["max_output_tokens"] == 0:
+        most = np.where(most > 0, most, limits.max_model_len - requests.num_prompt_tokens)
+    left: IntArray = most - requests.num_output_tokens
+    return np.maximum(left, 1, out=left)
 
 
 def expected_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArray:
     """Output tokens that each is expected to generate yet, >= 1 and at most what it may."""
     most, expected = most_outputs_left(requests, limits), requests.expected_output_tokens
-    left: IntArray = np.minimum(
-        np.where(expected > 0, np.maximum(expected - requests.num_output_tokens, 1), most), most
-    )
-    return left
+    if requests.whole.greatest["expected_output_tokens"] == 0:
+        return most
+    left: IntArray = expected - requests.num_output_tokens
+    np.maximum(left, 1, out=left)
+    np.minimum(left, most, out=left)
+    return np.where(expected > 0, left, most)
 
 
 def tokens_to_compute(requests: Requests, limits: ExecutorLimits) -> IntArray:
@@ -37,7 +39,9 @@ def tokens_to_compute(requests: Requests, limits: ExecutorLimits) -> IntArray:
     An output of open length counts as if it could have the whole model length, whatever the prompt takes of it: so of
     two of which nothing is known the one with the shorter prompt is the shorter.
     """
-    is_open = (requests.expected_output_tokens == 0) & (requests.max_output_tokens == 0)
-    outputs_left = expected_outputs_left(requests, limits) + is_open * requests.num_prompt_tokens
-    work: IntArray = requests.num_lacking_tokens + outputs_left - 1
+    work: IntArray = requests.num_lacking_tokens + expected_outputs_left(requests, limits)
+    work -= 1
+    if requests.whole.least["max_output_tokens"] == 0:
+        is_open = (requests.expected_output_tokens == 0) & (requests.max_output_tokens == 0)
+        work += is_open * requests.num_prompt_tokens
     return work

@@ -109,7 +109,7 @@ def cluster_of(*executors: ExecutorState) -> ClusterState:
 
 def permuted(executor: ExecutorState, order: np.ndarray) -> Requests:
     """The same requests in another row order."""
-    return executor.requests.take(np.asarray(order, dtype=np.int64))
+    return Requests(executor.requests.matrix[:, np.asarray(order, dtype=np.int64)])
 
 
 @st.composite
