@@ -8,6 +8,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Where torch comes from, if not from the index that pip uses: PyPI's for Linux brings CUDA, some gigabytes of it.
 TORCH_INDEX_URL ?=
+# How long `make fuzz` goes on.
+MINUTES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto/metronome -name '*.proto')
@@ -38,6 +40,15 @@ test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two co
 .PHONY: soak-books
 soak-books: $(VENV)/.ready ## Put the KV blocks' books through a hundred thousand random operations (takes minutes)
 	@$(BIN)/pytest -m soak tests/property/executor
+
+.PHONY: test-nightly
+test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the trace excerpts in full (takes hours)
+	@$(BIN)/pytest --hypothesis-profile=nightly --timeout=0 tests/property tests/contract/test_scheduler_fuzz.py tests/unit/executor/text
+
+.PHONY: fuzz
+fuzz: $(VENV)/.ready ## Send a scheduler spoiled states and bytes for a while (MINUTES=10), always new ones
+	@end=$$((SECONDS + 60 * $(MINUTES))); while (( SECONDS < end )); do \
+	  $(BIN)/pytest -q --hypothesis-profile=fuzz --timeout=0 tests/contract/test_scheduler_fuzz.py; done
 
 .PHONY: test-compose
 test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Docker engine, takes minutes)
@@ -89,6 +100,10 @@ gen-into:
 .PHONY: bench
 bench: $(VENV)/.ready $(VENV)/.model ## Run the benchmarks that the README quotes
 	@$(BIN)/python benchmarks/throughput.py
+
+.PHONY: pictures
+pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from real plans over a published trace
+	@PYTHONPATH=tests $(BIN)/python benchmarks/policy_pictures.py
 
 ##@ Other
 

@@ -54,6 +54,8 @@ def build_executor(
         swap_mebibytes=limits.num_swap_blocks * bytes_per_block(spec) >> 20,
     )
     vocab_size = loaded.model.get_input_embeddings().num_embeddings
+    progress("preparing the vocabulary for constraints")
+    constraints = ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids)
     planner = SchedulerClient(
         config.scheduler_addresses,
         executor_id=executor_id,
@@ -68,7 +70,7 @@ def build_executor(
             limits=limits,
             tokenizer=Tokenizer(loaded.tokenizer, vocab_size=vocab_size),
             eos_token_ids=loaded.eos_token_ids,
-            constraints=ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids),
+            constraints=constraints,
         ),
         engine=Engine(
             limits=limits,

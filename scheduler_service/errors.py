@@ -6,7 +6,8 @@ reason of error_reason.proto, with its figures) and, where a field is at fault, 
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2
@@ -15,6 +16,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from scheduler_service.core.errors import PolicyError, SchedulerError, StateError, UnknownProfileError
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
 DOMAIN = "scheduler.metronome"
 
 STATUS_CODES: dict[type[SchedulerError], grpc.StatusCode] = {
@@ -22,6 +25,9 @@ STATUS_CODES: dict[type[SchedulerError], grpc.StatusCode] = {
     PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownProfileError: grpc.StatusCode.INVALID_ARGUMENT,
 }
+
+# An error repeats what a caller sent, which may be long; gRPC drops a whole answer whose metadata is over 8 KiB.
+MAX_TEXT_CHARACTERS = 200
 
 # Where gRPC carries a google.rpc.Status.
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -34,12 +40,22 @@ def status_code(error: SchedulerError) -> grpc.StatusCode:
 
 def rich_status(error: SchedulerError) -> status_pb2.Status:
     """The error with its details."""
-    info = error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=error.metadata)
+    metadata = {key: _shortened(value) for key, value in error.metadata.items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=metadata)
     details: list[Message] = [info]
     if status_code(error) is grpc.StatusCode.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.description)
+        description = _shortened(error.description)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=description)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    status = status_pb2.Status(code=status_code(error).value[0], message=str(error))
+    return _status(status_code(error), _shortened(str(error)), details)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARACTERS else text[: MAX_TEXT_CHARACTERS - 1] + "…"
+
+
+def _status(code: grpc.StatusCode, message: str, details: Sequence[Message]) -> status_pb2.Status:
+    status = status_pb2.Status(code=code.value[0], message=message)
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)
@@ -47,8 +63,19 @@ def rich_status(error: SchedulerError) -> status_pb2.Status:
     return status
 
 
-async def refuse(context: grpc.aio.ServicerContext, error: SchedulerError) -> NoReturn:  # type: ignore[type-arg]
+async def refuse(context: Context, error: SchedulerError) -> NoReturn:
     """End the call with the status of the error."""
-    details = rich_status(error).SerializeToString()
-    await context.abort(status_code(error), str(error), trailing_metadata=((_DETAILS_KEY, details),))
+    await _end(context, status_code(error), rich_status(error))
+
+
+async def refuse_malformed(context: Context, why: str) -> NoReturn:
+    """End a call whose request is no message. No field is at fault: there are none."""
+    info = error_details_pb2.ErrorInfo(reason="MALFORMED_MESSAGE", domain=DOMAIN)
+    status = _status(grpc.StatusCode.INVALID_ARGUMENT, f"the request is no message of the contract: {why}", [info])
+    await _end(context, grpc.StatusCode.INVALID_ARGUMENT, status)
+
+
+async def _end(context: Context, code: grpc.StatusCode, status: status_pb2.Status) -> NoReturn:
+    metadata = ((_DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(code, status.message, trailing_metadata=metadata)
     raise AssertionError("abort raises")

@@ -1,4 +1,4 @@
-"""What all tests share: one tiny model on disk, one scheduler process and one executor process."""
+"""What all tests share: how deep properties look, one tiny model on disk, a scheduler and an executor process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support.depth import register_profiles
 from support.services import Service, running_executor, running_scheduler
 from support.wire import Client, connected
+
+register_profiles()
 
 
 @pytest.fixture(scope="session")

@@ -2,18 +2,17 @@
 
 A constraint is compiled once, when its request is checked, and told to be broken or without any answer then. Each
 answer walks through it with a matcher of its own, which says after every token what may come next: one bit a token of
-the vocabulary, in 10 to 300 µs for 262,144 of them, and up to 1 ms where it has not been before.
+the vocabulary, in 10 to 300 µs for 262,144 of them, and up to 1 ms where it has not been before. An intricate form
+takes up to about 20 ms; beyond that llguidance's limits end the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import llguidance
-import llguidance.hf
 import numpy as np
 
 from executor_service.sampling.adjustments import ConstraintKind
@@ -86,22 +85,28 @@ class LLGuidanceMatcher:
 
 
 class ConstraintCompiler:
-    """Compiles constraints for the vocabulary of one model. Thread-safe.
-
-    The vocabulary is prepared when the first constraint comes: for 262,144 tokens that takes some seconds.
-    """
+    """Compiles constraints for the vocabulary of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_token_ids: Collection[int]) -> None:
-        """``tokenizer``: of transformers. ``vocab_size``: logits of a row."""
-        self._tokenizer = tokenizer
+        """``tokenizer``: of transformers. ``vocab_size``: logits of a row.
+
+        Prepares the vocabulary. For 262,144 tokens that takes three seconds of one core, most of them with the
+        interpreter's lock held, so it is done before anybody is served. That it cannot be done for a tokenizer is told
+        when a constraint comes.
+        """
         self._vocab_size = vocab_size
-        self._end_token_ids = sorted(end_token_ids)
-        self._lock = Lock()
         self._vocabulary: PreparedVocabulary | None = None
+        self._why_not = ""
+        try:
+            self._vocabulary = _prepare(tokenizer, vocab_size, sorted(end_token_ids))
+        except Exception as error:  # whatever tokenizers are made of
+            self._why_not = f"constraints are not offered for this model's tokenizer: {_one_line(str(error))}"
 
     def compile(self, kind: ConstraintKind, text: str) -> CompiledConstraint:
         """Raises ConstraintError or ConstraintsNotOfferedError. May take a second, without the interpreter's lock."""
-        vocabulary = self._prepared_vocabulary()
+        vocabulary = self._vocabulary
+        if vocabulary is None:
+            raise ConstraintsNotOfferedError(self._why_not)
         try:
             grammar = _grammar_of(kind, text)
         except ValueError as error:
@@ -116,22 +121,15 @@ class ConstraintCompiler:
             raise ConstraintError("no answer can keep to it")
         return CompiledConstraint(kind=kind, text=text, start_state=state, vocabulary=vocabulary)
 
-    def _prepared_vocabulary(self) -> PreparedVocabulary:
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _prepare(self._tokenizer, self._vocab_size, self._end_token_ids)
-            return self._vocabulary
-
 
 def _prepare(tokenizer: Any, vocab_size: int, end_token_ids: list[int]) -> PreparedVocabulary:
+    """Raises whatever a tokenizer of an old kind, or an unknown decoder, leads to."""
     # The tokenizer may know tokens that the model has no logits for, and the model logits without tokens.
     num_tokens = max(len(tokenizer), vocab_size)
     stand_in = len(tokenizer) - 1
-    try:
-        tokens = llguidance.hf.from_tokenizer(tokenizer, num_tokens, end_token_ids or [stand_in])
-    except Exception as error:  # whatever tokenizers are made of
-        reason = _one_line(str(error))
-        raise ConstraintsNotOfferedError(f"constraints are not offered for this model's tokenizer: {reason}") from error
+    # What `llguidance.hf` does, without a copy of the tokenizer, which takes as long as the rest.
+    description = tokenizer.backend_tokenizer.to_str()
+    tokens = llguidance.LLTokenizer(description, n_vocab=num_tokens, eos_token=end_token_ids or [stand_in])
     choosable = None if end_token_ids else AllowedTokens(np.setdiff1d(np.arange(vocab_size), [stand_in]))
     return PreparedVocabulary(tokens=tokens, choosable=choosable)
 

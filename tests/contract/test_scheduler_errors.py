@@ -164,6 +164,7 @@ def test_every_reason_has_a_row() -> None:
     sent_with_details = set(error_reason_pb2.ErrorReason.keys()) - {
         "ERROR_REASON_UNSPECIFIED",
         "ERROR_REASON_MESSAGE_TOO_LARGE",  # gRPC itself refuses such a message, before the service sees it
+        "ERROR_REASON_MALFORMED_MESSAGE",  # no field is at fault: see below
         "ERROR_REASON_NOT_OFFERED",  # there is nothing in the contract that this service does not offer
     }
     assert {f"ERROR_REASON_{reason}" for _, reason, _ in ROWS} == sent_with_details
@@ -179,6 +180,26 @@ def test_a_message_above_the_limit_is_refused_and_the_service_goes_on() -> None:
             stub.Plan(request, timeout=10)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len(stub.Plan(plan_request(), timeout=10).plans) == 1
+
+
+@pytest.mark.parametrize("method", ["Plan", "Verify", "Place", "ListProfiles"])
+def test_bytes_that_are_no_message_are_the_callers_fault(channel: grpc.Channel, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/metronome.scheduler.v1.SchedulerService/{method}")(b"\xff\xff", timeout=10)
+    info, fields = details(caught.value)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (info.reason, info.domain, fields) == ("MALFORMED_MESSAGE", "scheduler.metronome", [])
+
+
+@pytest.mark.parametrize("name", ["fast" * 10_000, "\U0001f422" * 10_000])
+def test_an_error_does_not_repeat_all_of_a_long_value(channel: grpc.Channel, name: str) -> None:
+    request = plan_request()
+    request.profile = name
+    with pytest.raises(grpc.RpcError) as caught:
+        scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=10)
+    info, fields = details(caught.value)
+    assert (info.reason, fields) == ("UNKNOWN_PROFILE", ["profile"])
+    assert name.startswith(info.metadata["value"].removesuffix("…"))
 
 
 def place_request() -> scheduler_pb2.PlaceRequest:

@@ -1,78 +1,99 @@
 """An executor of integers only: it keeps books, asks for plans and obeys them, and computes nothing.
 
 It plays a scenario to the end in milliseconds, checks every plan with the verifier, and keeps the history that tests
-ask about. A request ends when it has all its tokens; its last token is stored nowhere, as in the real executor. An
-iteration takes `ITERATION_US`. It counts what a stateless scheduler needs counted: the service of each tenant (tokens,
-and blocks held as the plan charges them; a tenant that was idle starts no lower than the least of the others), and how
-often a request was overtaken.
+ask about. A request ends when it has all its tokens; its last token is stored nowhere, as in the real executor. Time is
+counted, not measured: an iteration takes `iteration_us`, or what the latency model says. It counts what a stateless
+scheduler needs counted: the service of each tenant (tokens, and blocks held as the plan charges them; a tenant that
+was idle starts no lower than the least of the others), and how often a request was overtaken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
+
+import numpy as np
 
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorLimits, ExecutorState, LatencyModel, RequestStatus, Tenant
+from scheduler_service.core.state import (
+    COLUMN_NAMES,
+    ExecutorLimits,
+    ExecutorState,
+    LatencyModel,
+    Requests,
+    RequestStatus,
+    Tenant,
+)
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
-from support.states import NOW_US, cluster_of, requests_of
+from support.states import NOW_US, cluster_of
 
 ITERATION_US = 10_000
 
 
 @dataclass
 class Request:
-    """A request in the books. `arrival`: Unix time in microseconds."""
+    """A request in the books, with the columns of the request table.
+
+    `stops_after`: the output token that ends it, which the scheduler does not know; 0: it takes all that it may.
+    """
 
     id: int
-    arrival: int
+    arrival_time_us: int
     num_prompt_tokens: int
     max_output_tokens: int
     status: RequestStatus = RequestStatus.WAITING
     num_output_tokens: int = 0
     num_computed_tokens: int = 0
     num_blocks: int = 0
+    num_shared_blocks: int = 0
     num_preemptions: int = 0
     last_run_iteration: int = 0
     priority: int = 0
     tenant: int = 0
     expected_output_tokens: int = 0
+    num_draft_tokens: int = 0
     deadline_us: int = 0
     times_overtaken: int = 0
+    next_block_hash: int = 0
+    stops_after: int = 0
 
-    @property
-    def row(self) -> dict[str, int]:
-        columns = {name: value for name, value in vars(self).items() if name != "arrival"}
-        return {**columns, "arrival_time_us": self.arrival}
+
+_row_of = attrgetter(*COLUMN_NAMES)
 
 
 @dataclass
 class ArithmeticExecutor:
-    """The books, and what happened. `history[i]` is the plan of iteration i + 1."""
+    """The books, and what happened. `history[i]` is the plan of iteration i + 1, which began at `began_us[i]`.
+
+    `iteration_us` None: a pass takes what the latency model says. `verify_every`: of so many plans one is verified,
+    which takes longer than all the rest.
+    """
 
     limits: ExecutorLimits
     policy: Policy = field(default_factory=Policy)
     latency: LatencyModel | None = None
+    iteration_us: int | None = ITERATION_US
+    verify_every: int = 1
+    now_us: int = NOW_US
     weights: tuple[float, ...] = (1.0,)
     requests: dict[int, Request] = field(default_factory=dict)
     finished: dict[int, Request] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     num_evictions: dict[int, int] = field(default_factory=dict)
     history: list[ExecutorPlan] = field(default_factory=list)
+    began_us: list[int] = field(default_factory=list)
     services: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.services = self.services or [0.0] * len(self.weights)
 
-    @property
-    def now_us(self) -> int:
-        return NOW_US + len(self.history) * ITERATION_US
-
     def submit(self, id: int, prompt: int, new: int, **state: int | RequestStatus) -> Request:
-        """Accept a request; it arrives at the iteration that comes next. `state`: what it has behind it already."""
-        request = Request(id, self.now_us, prompt, new, **state)  # type: ignore[arg-type]
+        """Accept a request; it arrives now unless `state` says otherwise, which is what it has behind it already."""
+        columns = {"arrival_time_us": self.now_us, **state}
+        request = Request(id=id, num_prompt_tokens=prompt, max_output_tokens=new, **columns)  # type: ignore[arg-type]
         active = {other.tenant for other in self.requests.values()}
         if active and request.tenant not in active:
             least = min(self.services[tenant] / self.weights[tenant] for tenant in active)
@@ -111,7 +132,7 @@ class ArithmeticExecutor:
             num_free_blocks=self.num_free_blocks,
             num_free_swap_blocks=self.num_free_swap_blocks,
             latency=self.latency,
-            requests=requests_of(*(request.row for request in self.requests.values())),
+            requests=self._table(),
             tenants=tuple(
                 Tenant(name=f"tenant-{tenant}", weight=weight, service=self.services[tenant])
                 for tenant, weight in enumerate(self.weights)
@@ -123,10 +144,13 @@ class ArithmeticExecutor:
         state = self.state()
         validate(cluster_of(state))
         plan = plan_executor(state, self.policy)
-        violations = verify(state, plan, self.policy)
-        assert not violations, violations
+        if state.iteration % self.verify_every == 0:
+            violations = verify(state, plan, self.policy)
+            assert not violations, violations
         self._count_overtaken(plan)
         self.history.append(plan)
+        self.began_us.append(self.now_us)
+        self.now_us += self._time_us(plan)
         self._apply(plan)
         return plan
 
@@ -144,13 +168,35 @@ class ArithmeticExecutor:
             for plan in self.history
         ]
 
+    def _table(self) -> Requests:
+        if not self.requests:
+            return Requests.from_columns(0, {})
+        return Requests(np.array([_row_of(request) for request in self.requests.values()], dtype=np.int64).T.copy())
+
+    def _time_us(self, plan: ExecutorPlan) -> int:
+        """How long the pass of a plan takes, which is not applied yet."""
+        if self.iteration_us is not None:
+            return self.iteration_us
+        latency = self.latency
+        assert latency is not None, "only a latency model says how long a pass takes"
+        time_us = latency.pass_us + sum(latency.swap_block_us * self.requests[id].num_blocks for id in swapped_by(plan))
+        for id, num_tokens in zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True):
+            request = self.requests[id]
+            if is_in_decode(request):
+                time_us += latency.decode_request_us + latency.kv_token_us * request.num_computed_tokens
+            else:
+                time_us += latency.prefill_token_us * num_tokens
+        return int(time_us)
+
     def _count_overtaken(self, plan: ExecutorPlan) -> None:
         """One that stays in the queue was overtaken by each that was admitted and arrived after it."""
-        admitted = plan.admit.id.tolist()
+        admitted = {id: (self.requests[id].arrival_time_us, id) for id in plan.admit.id.tolist()}
+        if not admitted:
+            return
         for request in self.requests.values():
             if request.status is RequestStatus.WAITING and request.id not in admitted:
-                later = [id for id in admitted if (self.requests[id].arrival, id) > (request.arrival, request.id)]
-                request.times_overtaken += len(later)
+                arrival = (request.arrival_time_us, request.id)
+                request.times_overtaken += sum(later > arrival for later in admitted.values())
 
     def _held(self, *statuses: RequestStatus) -> int:
         return sum(request.num_blocks for request in self.requests.values() if request.status in statuses)
@@ -187,5 +233,19 @@ class ArithmeticExecutor:
         request.last_run_iteration = len(self.history)
         if request.num_computed_tokens == request.num_prompt_tokens + request.num_output_tokens:
             request.num_output_tokens += 1
-        if request.num_output_tokens == request.max_output_tokens:
+        if request.num_output_tokens == (request.stops_after or request.max_output_tokens):
             self.finished[request.id] = self.requests.pop(request.id)
+
+
+def is_in_decode(request: Request) -> bool:
+    """Whether the newest token is the only one that it lacks."""
+    num_lacking = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
+    return request.num_output_tokens > 0 and num_lacking == 1
+
+
+def swapped_by(plan: ExecutorPlan) -> list[int]:
+    """Ids of those whose KV a plan copies: out of the device, or back."""
+    out = [
+        id for id, mode in zip(plan.evict.id.tolist(), plan.evict.mode.tolist(), strict=True) if mode == EvictMode.SWAP
+    ]
+    return [*out, *plan.resume.id.tolist()]

@@ -203,13 +203,21 @@ def _numbered(lines: list[str]) -> Iterator[str]:
         number = last + 1
 
 
-_KEPT = ("num_preemptions", "priority", "tenant", "expected_output_tokens", "deadline_us", "times_overtaken")
+_KEPT = (
+    "arrival_time_us",
+    "num_preemptions",
+    "priority",
+    "tenant",
+    "expected_output_tokens",
+    "deadline_us",
+    "times_overtaken",
+)
 
 
 def _load(executor: ArithmeticExecutor, state: ExecutorState) -> None:
     table = state.requests
     for row in range(len(table)):
-        request = executor.submit(
+        executor.submit(
             int(table.id[row]),
             prompt=int(table.num_prompt_tokens[row]),
             new=int(table.max_output_tokens[row]),
@@ -219,7 +227,6 @@ def _load(executor: ArithmeticExecutor, state: ExecutorState) -> None:
             num_blocks=int(table.num_blocks[row]),
             **{name: int(getattr(table, name)[row]) for name in _KEPT},
         )
-        request.arrival = int(table.arrival_time_us[row])
 
 
 def _line(plan: ExecutorPlan) -> str:

@@ -16,6 +16,7 @@ from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.snapshot import take
 from scheduler_service.core.policy import Ordering, Preemption
 from support.books import Standing, books_with, image_of
+from support.depth import num_examples
 from support.engine import limits_of
 from support.planners import RECOMPUTE, SWAP, real_plan
 
@@ -146,7 +147,7 @@ def _decide(draw: st.DrawFn, plan: PlanInTheMaking, request_id: int, fate: str, 
 
 
 URGENT_FIRST = replace(RECOMPUTE, ordering=Ordering.PRIORITY, preemption=Preemption.FOR_PRIORITY)
-LAW = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+LAW = settings(max_examples=num_examples(200), suppress_health_check=list(HealthCheck))
 
 
 @LAW

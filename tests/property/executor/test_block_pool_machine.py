@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from executor_service.kv.block_pool import BlockAccountingError, BlockIds, BlockPool, OutOfBlocksError
 from executor_service.kv.swap_space import AlreadySwappedError, NotSwappedError, SwapSpace, SwapSpaceFullError
+from support.depth import num_examples
 
 
 def as_ids(blocks: list[int]) -> BlockIds:
@@ -165,4 +166,4 @@ class KvBooksMachine(RuleBasedStateMachine):
 
 
 TestKvBooks = KvBooksMachine.TestCase
-TestKvBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestKvBooks.settings = settings(max_examples=num_examples(60), stateful_step_count=40)

@@ -24,6 +24,7 @@ from executor_service.model.batch import RaggedBatch
 from executor_service.model.runner import ExecuteResult
 from executor_service.sampling.sampler import SamplingBatch
 from scheduler_service.core.policy import Eviction, Policy
+from support.depth import num_examples
 from support.engine import EngineUnderTest, limits_of
 from support.planners import LocalPlanner, evicting, row_of
 from support.token_runner import VOCAB_SIZE, BlockIds, TokenCache, TokenRunner, true_tokens
@@ -231,5 +232,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert counters.num_rejected == 0
 
 
-EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+EngineMachine.TestCase.settings = settings(max_examples=num_examples(60), stateful_step_count=40)
 test_engine = EngineMachine.TestCase

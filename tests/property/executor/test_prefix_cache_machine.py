@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from executor_service.kv.block_pool import BlockIds, BlockPool, OutOfBlocksError
 from executor_service.kv.prefix_cache import BlockChain, PrefixCache, PrefixScope
+from support.depth import num_examples
 
 BLOCK_SIZE = 2
 Name = tuple[str, tuple[int, ...]]  # of a block's content: whose it is, and all tokens up to its end
@@ -183,7 +184,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestPrefixCache.settings = settings(max_examples=num_examples(60), stateful_step_count=40)
 
 
 @pytest.mark.soak
@@ -193,6 +194,9 @@ def test_a_hundred_thousand_operations() -> None:
     run_state_machine_as_test(
         PrefixCacheMachine,
         settings=settings(
-            max_examples=1000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=1000,
+            stateful_step_count=100,
+            derandomize=False,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -12,6 +12,7 @@ from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import COLUMN_NAMES, ExecutorLimits, ExecutorState, LatencyModel, Requests
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
+from support.depth import num_examples
 from support.states import NOW_US, cluster_of, policies
 
 WIDE_COLUMNS = ("id", "arrival_time_us", "deadline_us", "last_run_iteration")
@@ -65,7 +66,7 @@ def fault_of(executor: ExecutorState) -> StateError | None:
     return None
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=num_examples(600))
 @given(any_executors(), policies())
 def test_any_state_is_planned_or_refused(executor: ExecutorState, policy: Policy) -> None:
     fault = fault_of(executor)

@@ -10,6 +10,7 @@ import pytest
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ExecutorLimits
 from support.arithmetic_executor import ArithmeticExecutor
+from support.depth import seeds
 from support.random_states import random_policy
 from support.states import LATENCY
 
@@ -45,7 +46,7 @@ def submit_some(executor: ArithmeticExecutor, random: Random, first_id: int, cou
         )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_all_finish(seed: int) -> None:
     random = Random(seed)
     executor = busy_executor(random)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler_service.core.executor_plan import Reason
@@ -18,10 +18,7 @@ from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
 from support.states import cluster_of, executors, permuted, policies
 
-seeded = settings(max_examples=400, deadline=None, derandomize=True)
 
-
-@seeded
 @given(executors(), policies())
 def test_a_plan_keeps_every_invariant(executor: ExecutorState, policy: Policy) -> None:
     validate(cluster_of(executor))
@@ -29,7 +26,6 @@ def test_a_plan_keeps_every_invariant(executor: ExecutorState, policy: Policy) -
     assert verify(executor, plan_executor(executor, policy), policy) == ()
 
 
-@seeded
 @given(executors(), policies(), st.randoms(use_true_random=False))
 def test_the_order_of_the_rows_does_not_matter(executor: ExecutorState, policy: Policy, random: Random) -> None:
     order = list(range(len(executor.requests)))
@@ -46,7 +42,6 @@ def test_the_order_of_the_rows_does_not_matter(executor: ExecutorState, policy: 
             assert before.tolist() == after.tolist(), (table, column)
 
 
-@seeded
 @given(executors(), policies())
 def test_every_request_has_its_reason(executor: ExecutorState, policy: Policy) -> None:
     plan = plan_executor(executor, policy)
@@ -58,7 +53,6 @@ def test_every_request_has_its_reason(executor: ExecutorState, policy: Policy) -
         assert is_waiting == (id in ids_waiting)
 
 
-@seeded
 @given(executors(), policies(), st.integers(1, 20))
 def test_more_free_blocks_never_shorten_the_admitted_prefix(executor: ExecutorState, policy: Policy, more: int) -> None:
     # With someone running, a block more may let it run, and take the tokens that an admission had.

@@ -7,6 +7,7 @@ scenario to keep.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -20,10 +21,11 @@ from scheduler_service.core.policy import Policy, check_policy
 from scheduler_service.core.state import ExecutorState
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
+from support.depth import seeds
 from support.random_states import random_executor, random_policy
 from support.states import cluster_of, permuted
 
-SEEDS_OF_A_CHUNK = 250
+SEEDS = seeds(1500)
 CHUNKS = range(6)
 
 
@@ -35,13 +37,13 @@ def drawn(seed: int) -> tuple[ExecutorState, Policy]:
     return executor, policy
 
 
-def seeds(chunk: int) -> range:
-    return range(chunk * SEEDS_OF_A_CHUNK, (chunk + 1) * SEEDS_OF_A_CHUNK)
+def seeds_of(chunk: int) -> Sequence[int]:
+    return SEEDS[chunk :: len(CHUNKS)]
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_a_plan_keeps_every_invariant_and_explains_itself(chunk: int) -> None:
-    for seed in seeds(chunk):
+    for seed in seeds_of(chunk):
         executor, policy = drawn(seed)
         plan = plan_executor(executor, policy)
         assert verify(executor, plan, policy) == (), seed
@@ -50,7 +52,7 @@ def test_a_plan_keeps_every_invariant_and_explains_itself(chunk: int) -> None:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_the_order_of_the_rows_does_not_matter(chunk: int) -> None:
-    for seed in seeds(chunk):
+    for seed in seeds_of(chunk):
         executor, policy = drawn(seed)
         order = np.random.default_rng(seed).permutation(len(executor.requests))
         plan = plan_executor(executor, policy)

@@ -10,9 +10,13 @@ import pytest
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Ordering, Policy, Preemption
 from scheduler_service.core.state import ExecutorState
+from support.depth import seeds
 from support.random_states import random_executor, random_policy
 from support.simple_planner import SimplePlanner
 from support.states import TENANTS
+
+SEEDS = seeds(1500)
+CHUNKS = range(6)
 
 
 def known_to_both(random: Random) -> tuple[ExecutorState, Policy]:
@@ -36,9 +40,9 @@ def known_to_both(random: Random) -> tuple[ExecutorState, Policy]:
     return replace(executor, limits=replace(executor.limits, max_num_waiting=None)), policy
 
 
-@pytest.mark.parametrize("chunk", range(6))
+@pytest.mark.parametrize("chunk", CHUNKS)
 def test_both_planners_agree(chunk: int) -> None:
-    for seed in range(250 * chunk, 250 * (chunk + 1)):
+    for seed in SEEDS[chunk :: len(CHUNKS)]:
         executor, policy = known_to_both(Random(seed))
         simple, plan = SimplePlanner(executor, policy).plan(), plan_executor(executor, policy)
         assert plan.scheduled.id.tolist() == list(simple.scheduled), seed

@@ -255,6 +255,16 @@ def test_a_constrained_answer_is_the_same_whatever_happens_and_ends_with_its_for
     assert served.tokens(1) == served_with(loaded, [], 40, neighbours=0, **fields).tokens(1)
 
 
+def test_a_complete_form_ends_an_answer_before_its_least_length(
+    loaded: LoadedModel, compiler: ConstraintCompiler
+) -> None:
+    constraint = compiler.compile(ConstraintKind.REGEX, "[a-z]{4}")
+    sampling = replace(GREEDY, adjustments=Adjustments(constraint=constraint))
+    served = served_with(loaded, [], 20, sampling=sampling, min_new=10, stop_token_ids=[EOS_TOKEN_ID])
+    assert served.finish(1).finish_reason is FinishReason.STOP
+    assert len(served.tokens(1)) == 4
+
+
 def test_an_answer_may_be_cut_short_of_its_form(loaded: LoadedModel, compiler: ConstraintCompiler) -> None:
     constraint = compiler.compile(ConstraintKind.REGEX, "[a-z]{14}")
     sampling = replace(GREEDY, adjustments=Adjustments(constraint=constraint))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from executor_service.text.detokenizer import MAX_UTF8_BYTES, MAX_WINDOW_TOKENS, IncrementalDetokenizer
 from executor_service.text.errors import UnknownTokenError
 from executor_service.text.tokenizer import SpecialTokens, Tokenizer
+from support.depth import num_examples
 from support.tiny_tokenizers import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer
 
 BYTE_LEVEL = Tokenizer(byte_level_tokenizer(), vocab_size=len(byte_level_tokenizer()))
@@ -70,7 +71,7 @@ def test_corpus_has_characters_that_are_spread_over_tokens() -> None:
 
 @BOTH
 @given(text=st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), max_size=40))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=num_examples(100))
 def test_any_valid_text_streams_as_it_decodes(tokenizer: Tokenizer, text: str) -> None:
     token_ids = byte_tokens(tokenizer, text.encode()) + tokenizer.encode(text)
     pieces = stream(tokenizer, token_ids)
@@ -79,13 +80,13 @@ def test_any_valid_text_streams_as_it_decodes(tokenizer: Tokenizer, text: str) -
 
 
 @given(token_ids=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=60))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=num_examples(200))
 def test_any_byte_level_tokens_stream_as_they_decode_well_formed_or_not(token_ids: list[int]) -> None:
     assert "".join(stream(BYTE_LEVEL, token_ids)) == BYTE_LEVEL.decode(token_ids)
 
 
 @given(token_ids=st.lists(st.integers(0, BYTE_FALLBACK.vocab_size - 1), max_size=60))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=num_examples(200))
 def test_any_byte_fallback_tokens_stream_at_least_what_decode_shows_of_them(token_ids: list[int]) -> None:
     """More only where ``decode`` gives up well-formed characters together with malformed ones next to them."""
     streamed = iter("".join(stream(BYTE_FALLBACK, token_ids)))
@@ -94,7 +95,7 @@ def test_any_byte_fallback_tokens_stream_at_least_what_decode_shows_of_them(toke
 
 @BOTH
 @given(data=st.data(), text=st.text(st.sampled_from("The cat sat 日本語😀é"), min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=num_examples(100))
 def test_output_text_is_what_it_adds_to_the_prompt(tokenizer: Tokenizer, data: st.DataObject, text: str) -> None:
     token_ids = tokenizer.encode(text)
     num_prompt_tokens = data.draw(st.integers(0, len(token_ids)))
@@ -105,7 +106,7 @@ def test_output_text_is_what_it_adds_to_the_prompt(tokenizer: Tokenizer, data: s
 
 @BOTH
 @given(data=st.data(), text=st.text(st.sampled_from("The cat sat 日本語😀é"), max_size=30))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=num_examples(50))
 def test_how_tokens_are_grouped_does_not_matter(tokenizer: Tokenizer, data: st.DataObject, text: str) -> None:
     token_ids = tokenizer.encode(text)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=5)))

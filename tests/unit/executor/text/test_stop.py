@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_service.text.errors import InvalidStopStringError
@@ -101,7 +101,6 @@ def naive_held(stop_strings: Sequence[str], text: str) -> str:
     stop_strings=st.lists(st.text("abc", min_size=1, max_size=6), max_size=4),
     pieces=st.lists(st.text("abc", max_size=5), max_size=12),
 )
-@settings(max_examples=500, deadline=None, derandomize=True)
 def test_any_split_streams_what_a_naive_matcher_says_as_early_as_it_can(
     stop_strings: list[str], pieces: list[str]
 ) -> None:
