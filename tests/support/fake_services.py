@@ -163,7 +163,8 @@ def books() -> executor_pb2.GetStateResponse:
         num_free_blocks=10,
     )
     state = state_pb2.ClusterState(now_us=1_000_000, executors=[executor])
-    return executor_pb2.GetStateResponse(state=state, counters=executor_pb2.Counters(num_iterations=3))
+    counters = executor_pb2.Counters(num_iterations=3, num_prefix_query_tokens=3000, num_prefix_hit_tokens=1024)
+    return executor_pb2.GetStateResponse(state=state, counters=counters)
 
 
 @contextmanager

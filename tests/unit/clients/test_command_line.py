@@ -194,6 +194,7 @@ def test_state_shows_the_books(capsys):
     shown = capsys.readouterr().out
     assert "0 of 10 used, 16 tokens each" in shown
     assert "iterations" in shown
+    assert "1,024 tokens found, 3,000 looked up" in shown
 
 
 def test_state_as_json_is_a_state_to_plan(tmp_path, capsys):
