@@ -7,7 +7,8 @@
 - EARLIEST_DEADLINE_FIRST: the deadline; those without one come last.
 - FAIR: the service of the tenant so far over its weight, its virtual token counter (VTC, arXiv 2401.00588). The
   executor adds it up: tokens, and `kv_residency_charge`, of which plans tell it, for a block held in a pass. A tenant
-  that has nothing on the device counts no less than the least of those that have: being idle earns no credit.
+  that has nothing on the device is lifted to where the least of those that have stands, just before it: being idle
+  earns no credit, and what others have queued earlier does not stand before its turn.
 
 Aging needs no clock. Two that wait gain alike, so what one has waited longer is the difference of their arrivals, for
 ever: the order of two requests does not turn around while they wait, and nobody is overtaken by those that arrive too
@@ -84,5 +85,6 @@ def tenant_counters(executor: ExecutorState) -> RankArray:
     counters = np.array([tenant.service / tenant.weight for tenant in tenants])
     of_active = counters[executor.requests.on_device.tenant]
     if len(of_active) > 0:
-        counters = np.maximum(counters, of_active.min())
+        least = of_active.min()
+        counters = np.where(counters < least, np.nextafter(least, -np.inf), counters)
     return counters

@@ -280,9 +280,6 @@ def test_with_unlimited_skipping_both_bounds_of_the_head_are_broken() -> None:
     assert broken_reservations(unlimited)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a tenant that waits is lifted like one that is idle, as long as none of it runs"
-)
 def test_a_tenant_that_comes_later_does_not_wait_for_the_whole_queue_of_another() -> None:
     limits = ExecutorLimits(max_num_batched_tokens=256, max_num_seqs=2, block_size=16, num_blocks=6, max_model_len=96)
     flood = [TraceRequest(id=i, arrival_us=0, num_prompt_tokens=16, num_output_tokens=11) for i in range(2, 21)]
