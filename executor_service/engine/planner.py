@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from executor_service.engine.plan import Plan
-from executor_service.engine.snapshot import Snapshot
+
+if TYPE_CHECKING:  # settings and logs need this module before torch is imported
+    from executor_service.engine.snapshot import Snapshot
 
 
 class FailureCause(Enum):

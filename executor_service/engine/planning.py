@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from executor_service.engine.plan import Plan, PlanSource
 from executor_service.engine.planner import PendingPlan, Planner, PlanUnavailableError
-from executor_service.engine.snapshot import Snapshot
+
+if TYPE_CHECKING:  # settings and logs need this module before torch is imported
+    from executor_service.engine.snapshot import Snapshot
 
 
 class Overlap(Enum):
