@@ -42,7 +42,12 @@ def main() -> int:
     num_output_tokens = sum(job.num_output_tokens for job in jobs)
     ours: list[float] = []
     theirs: dict[str, list[float]] = {name: [] for name in orders}
-    settings = ExecutorSettings(model=args.model, dtype=str(dtype).removeprefix("torch."), max_num_seqs=args.batch_size)
+    settings = ExecutorSettings(
+        model=args.model,
+        dtype=str(dtype).removeprefix("torch."),
+        max_num_seqs=args.batch_size,
+        prefix_cache="off",  # repetitions send the same prompts again
+    )
     with local_stack(settings) as address:
         warm_up = [Job(prompt_token_ids=job.prompt_token_ids, num_output_tokens=4) for job in jobs[:4]]
         run_jobs(address, warm_up)
