@@ -70,6 +70,32 @@ def paged(
     return output
 
 
+def by_kernel(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    batch: RaggedBatch,
+    *,
+    layer: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A batch of decodes alone."""
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    compiled_kernels(query.dtype).attend_decodes(
+        query,
+        output,
+        *kv_cache.layer_blocks(layer),
+        batch.block_tables,
+        batch.context_lens,
+        scaling=SCALING,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    return output
+
+
 def device_batch(batch: RaggedBatch, kv_cache: KVCache) -> DeviceBatch:
     return DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu"))
 
@@ -209,18 +235,7 @@ def test_the_kernel_for_decodes_agrees_with_the_reference(
         kv_cache = filled_cache(batch, dtype=dtype, block_size=block_size, num_kv_heads=num_kv_heads)
         query = queries(batch, num_heads, dtype)
         expected = reference(query, kv_cache, batch, layer=1, window=window, softcap=softcap, sinks=sinks)
-        attended = torch.empty(batch.num_tokens, num_heads, 16, dtype=dtype)
-        compiled_kernels(dtype).attend_decodes(
-            query,
-            attended,
-            *kv_cache.layer_blocks(1),
-            batch.block_tables,
-            batch.context_lens,
-            scaling=SCALING,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        attended = by_kernel(query, kv_cache, batch, layer=1, window=window, softcap=softcap, sinks=sinks)
         assert (attended.float() - expected.float()).abs().max() < TOLERANCES[dtype]
 
 
@@ -237,18 +252,7 @@ def test_the_kernel_reads_nothing_beyond_a_context() -> None:
     unused = torch.tensor(sorted(set(range(kv_cache.num_blocks * 4)) - used))
     poison = torch.full((len(unused), 1, 16), float("nan"))
     kv_cache.write(0, poison, poison, unused)
-    attended = torch.empty(batch.num_tokens, 2, 16)
-    compiled_kernels(torch.float32).attend_decodes(
-        query,
-        attended,
-        *kv_cache.layer_blocks(0),
-        batch.block_tables,
-        batch.context_lens,
-        scaling=SCALING,
-        window=None,
-        softcap=None,
-        sinks=None,
-    )
+    attended = by_kernel(query, kv_cache, batch, layer=0)
     assert (attended - expected).abs().max() < TOLERANCES[torch.float32]
 
 
@@ -260,18 +264,7 @@ def test_a_request_that_is_not_finite_leaves_the_others_of_the_kernel_alone() ->
     slot = torch.tensor([int(batch.block_tables[2, 0]) * 4])
     poison = torch.full((1, 1, 16), float("nan"))
     kv_cache.write(0, poison, poison, slot)
-    attended = torch.empty(batch.num_tokens, 2, 16)
-    compiled_kernels(torch.float32).attend_decodes(
-        query,
-        attended,
-        *kv_cache.layer_blocks(0),
-        batch.block_tables,
-        batch.context_lens,
-        scaling=SCALING,
-        window=None,
-        softcap=None,
-        sinks=None,
-    )
+    attended = by_kernel(query, kv_cache, batch, layer=0)
     assert attended[2].isnan().all()
     others = torch.tensor([0, 1, 3, 4])
     assert (attended - expected)[others].abs().max() < TOLERANCES[torch.float32]
