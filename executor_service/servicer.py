@@ -28,6 +28,8 @@ from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 HEARTBEAT_INTERVAL_S = 15.0
 # How soon a silent stream is looked after: that no scheduler plans is told then, and again with every heartbeat.
 LOOK_INTERVAL_S = 3.0
+# A client whose deadline passes hangs up, and its clock is ahead of ours by what the request took to come here.
+DEADLINE_SLACK_S = 0.1
 RETRY_AFTER = timedelta(seconds=1)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -72,7 +74,8 @@ class InferenceServicer(InferenceServiceServicer):
             await _abort(context, error)
         finally:
             # The client left, its time is over, or all is said; the engine leaves a request alone that has ended.
-            is_late = context.time_remaining() == 0
+            remaining_s = context.time_remaining()
+            is_late = remaining_s is not None and remaining_s < DEADLINE_SLACK_S
             for request_id in call.ids:
                 if is_late:
                     executor.engine.cancel(request_id, EndCause.DEADLINE, "its deadline passed")
