@@ -16,7 +16,8 @@ NIGHTLY_EXAMPLES = 10_000
 
 def register_profiles() -> None:
     """Make both known to Hypothesis, and the seeded one the default."""
-    common = settings(deadline=None, print_blob=True)
+    # How fast examples are drawn says more about what else the machine does than about a test.
+    common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("default", common, max_examples=300, derandomize=True)
     settings.register_profile(
         "nightly",
