@@ -103,7 +103,7 @@ bench: $(VENV)/.ready $(VENV)/.model ## Run the benchmarks that the README quote
 
 .PHONY: pictures
 pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from real plans over a published trace
-	@PYTHONPATH=tests $(BIN)/python benchmarks/policy_pictures.py
+	@PYTHONPATH=tests $(BIN)/python docs/pictures/policies.py
 
 ##@ Other
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from harness.pictures import BLUE, GREEN, GREY, ORANGE, PINK, dots, panels, save, steps
-from harness.plays import (
+from drawing import BLUE, GREEN, GREY, ORANGE, PINK, dots, panels, save, steps
+from plays import (
     BLOCKS_SCARCE,
     BLOCKS_SHORT,
     FIFO,
@@ -43,7 +43,7 @@ from scheduler_service.core.policy import (
 from scheduler_service.core.state import RequestStatus
 from support.traces import TraceRequest, at_load
 
-OUT = Path(__file__).parents[1] / "docs" / "images" / "policies"
+OUT = Path(__file__).parents[1] / "images" / "policies"
 NO_AGING_SECONDS = 1e6
 
 Classes = tuple[tuple[str, str, Callable[[TraceRequest], bool]], ...]
