@@ -80,7 +80,8 @@ class FusedNorm(nn.Module):
         self._kernels = kernels
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        if not (states.is_contiguous() or states.transpose(1, 2).is_contiguous()):
+        # The kernel takes rows as they lie in memory; heads before tokens are the one other order that models produce.
+        if not (states.is_contiguous() or (states.dim() > 2 and states.transpose(-3, -2).is_contiguous())):
             states = states.contiguous()
         return self._kernels.normalise(states, self._weight, self._epsilon, rounds_first=self._rounds_first)
 

@@ -114,6 +114,14 @@ def test_a_normalisation_of_states_in_any_layout(kernels: CpuKernels) -> None:
         assert (got - wanted).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("shape", [(8, 5), (8, 5, 1), (8, 3, 5)])
+def test_a_normalisation_of_states_whose_rows_are_scattered(shape: tuple[int, ...], kernels: CpuKernels) -> None:
+    states = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(kernels.dtype).transpose(0, -1)
+    norm = FusedNorm(torch.ones(8), 1e-6, rounds_first=False, kernels=kernels)
+    expected = states.float() * torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    assert (norm(states).float() - expected).abs().max() < 0.05
+
+
 def test_what_is_not_finite_stays_visible(kernels: CpuKernels) -> None:
     feed_forward = model("tiny-llama", kernels.dtype)
     fuse(feed_forward, kernels)
