@@ -74,13 +74,17 @@ class DeviceBatch:
         self.input_ids = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)  # [1, T] int64
         self.position_ids = torch.from_numpy(batch.positions).to(device).unsqueeze(0)  # [1, T] int64
         self.slot_mapping = torch.from_numpy(batch.slot_mapping(spec.block_size)).to(device)  # [T] int64
-        self.entered_blocks = torch.from_numpy(batch.entered_blocks(spec.block_size)).to(device)  # [B] int64
         self.logits_rows = torch.from_numpy(batch.logits_rows).to(device)  # [S] int64
         self._spec = spec
         self._device = device
         self._longest_context = int(batch.context_lens.max())
         self._decode_groups: dict[int | None, tuple[DecodeGroup, ...]] = {}
         self._prefill_chunks: dict[int | None, tuple[PrefillChunk, ...]] = {}
+
+    @property
+    def entered_blocks(self) -> torch.Tensor:
+        """[B] int64, the blocks whose first slot is written in this pass."""
+        return torch.from_numpy(self.host.entered_blocks(self._spec.block_size)).to(self._device)
 
     def decode_groups(self, window: int | None) -> tuple[DecodeGroup, ...]:
         """The decodes, for layers of this sliding window (None: full attention)."""

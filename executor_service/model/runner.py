@@ -43,7 +43,7 @@ class ModelRunner:
         """
         assert len(sampling) + len(sampling.prompt_token_ids) == len(batch.logits_rows), "a use for each logits row"
         device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
-        if self._kernels is None:
+        if self._kernels is None:  # kernels read no slot that nobody has written
             self._kv_cache.clear(device_batch.entered_blocks)
         logits = self._model(
             input_ids=device_batch.input_ids,
