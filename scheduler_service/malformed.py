@@ -25,7 +25,7 @@ class Malformed:
     why: str
 
 
-class MalformedInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class MalformedMessageInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses what is no message. `service_name`: the service whose calls it looks at, all unary or bidirectional."""
 
     def __init__(self, service_name: str) -> None:

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.config import SchedulerConfig
-from scheduler_service.malformed import MalformedInterceptor
+from scheduler_service.malformed import MalformedMessageInterceptor
 from scheduler_service.observers import ObserverThread
 from scheduler_service.profiles import ProfileError, Profiles
 from scheduler_service.recorder import Recorder
@@ -62,7 +62,7 @@ class SchedulerServer:
 async def start_server(config: SchedulerConfig, profiles: Profiles) -> SchedulerServer:
     """Listen and serve. Raises AddressError if the address is taken or not ours, RecordingError, ProfileError."""
     server = grpc.aio.server(
-        interceptors=(MalformedInterceptor(SERVICE_NAME),),
+        interceptors=(MalformedMessageInterceptor(SERVICE_NAME),),
         options=(
             # Without it a second service would share the port silently, and get half of the calls.
             ("grpc.so_reuseport", 0),
