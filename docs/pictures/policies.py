@@ -22,7 +22,9 @@ from plays import (
     FIFO,
     PLACES_SHORT,
     TOKENS_SHORT,
+    Beginnings,
     Story,
+    burst,
     executor_with,
     loaded,
     placed,
@@ -111,6 +113,33 @@ def ordering_fair() -> Axes:
     policies = (FIFO, replace(FIFO, ordering=Ordering.FAIR))
     stories = [story(loaded(PLACES_SHORT), PLACES_SHORT, policy) for policy in policies]
     return _waiting_picture(["FIFO", "FAIR, equal weights"], stories, BY_SERVICE)
+
+
+def kv_residency_charge() -> Axes:
+    """Where blocks are short: a conversation holds its blocks for many passes, code completion for few."""
+    base = Policy(ordering=Ordering.FAIR, eviction=Eviction.RECOMPUTE)
+    charge = BLOCKS_SHORT.max_num_batched_tokens / BLOCKS_SHORT.num_blocks
+    axes = panels(["tokens alone", f"kv_residency_charge {charge:g}"], "time, s", "blocks held, %")
+    for panel, policy in zip(axes, (base, replace(base, kv_residency_charge=charge)), strict=True):
+        passes = story(loaded(BLOCKS_SHORT), BLOCKS_SHORT, policy).passes
+        every = slice(None, None, max(len(passes) // 250, 1))
+        times, bottom = [done.ended_s for done in passes[every]], np.zeros(len(passes[every]))
+        for label, colour, tenant in (("conversation", BLUE, 1), ("code completion", ORANGE, 0)):
+            held = np.array([done.num_blocks_of[tenant] for done in passes[every]])
+            top = bottom + 100 * held / BLOCKS_SHORT.num_blocks
+            panel.fill_between(times, bottom, top, color=colour, alpha=0.6, linewidth=0, label=label)
+            bottom = top
+    return axes[0]
+
+
+def hold_for_shared_prefix() -> Axes:
+    """Sixteen requests that begin with the same 1,536 tokens come at once, to the real engine."""
+    axes = panels(["each by itself", "hold_for_shared_prefix"], "pass", "prefill tokens")
+    for panel, hold in zip(axes, (False, True), strict=True):
+        prefills = [done.num_prefill_tokens for done in burst(Policy(hold_for_shared_prefix=hold), 16, 1536, 64)]
+        steps(panel, prefills[:6], BLUE, "")
+        panel.set_title(f"{panel.get_title(loc='left')}: {sum(prefills):,} tokens", loc="left", fontsize=9)
+    return axes[0]
 
 
 def head_of_line() -> Axes:
@@ -229,10 +258,29 @@ def placement() -> Axes:
     shown = (Placement.ROUND_ROBIN, Placement.POWER_OF_TWO_CHOICES, Placement.LEAST_LOADED)
     axes = panels([choice.name for choice in shown], "time, s", "thousand tokens to go")
     for panel, choice in zip(axes, shown, strict=True):
-        times, to_go = placed(trace, limits, choice)
-        for number, colour in enumerate((BLUE, GREEN, ORANGE, PINK)):
-            panel.plot(times, [left[number] for left in to_go], color=colour, label=f"executor {number}")
+        times, to_go, _ = placed(trace, limits, choice)
+        _work_left(panel, times, to_go)
     return axes[0]
+
+
+def placement_cached_prefix() -> Axes:
+    """Each begins with one of twelve system prompts of 1,024 tokens; an executor keeps the four that it used last."""
+    limits = replace(PLACES_SHORT, max_num_seqs=8)
+    trace = at_load(loaded(PLACES_SHORT), 2.0, executor_with(limits, FIFO))
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in trace)
+    shown = (Placement.LEAST_LOADED, Placement.CACHED_PREFIX)
+    axes = panels([choice.name for choice in shown], "time, s", "thousand tokens to go")
+    for panel, choice in zip(axes, shown, strict=True):
+        beginnings = Beginnings(num_prompts=12, num_tokens=1024, num_kept=4)
+        times, to_go, num_saved = placed(trace, limits, choice, beginnings)
+        _work_left(panel, times, to_go)
+        panel.set_title(f"{choice.name}: {num_saved / num_prompt_tokens:.0%} cached", loc="left")
+    return axes[0]
+
+
+def _work_left(panel: Axes, times: list[float], to_go: list[list[float]]) -> None:
+    for number, colour in enumerate((BLUE, GREEN, ORANGE, PINK)):
+        panel.plot(times, [left[number] for left in to_go], color=colour, label=f"executor {number}")
 
 
 PICTURES: tuple[Callable[[], Axes], ...] = (
@@ -241,6 +289,7 @@ PICTURES: tuple[Callable[[], Axes], ...] = (
     ordering_priority,
     ordering_earliest_deadline_first,
     ordering_fair,
+    kv_residency_charge,
     admission,
     preemption,
     victim,
@@ -248,8 +297,10 @@ PICTURES: tuple[Callable[[], Axes], ...] = (
     chunk_size,
     prefill_sharing,
     head_of_line,
+    hold_for_shared_prefix,
     surge,
     placement,
+    placement_cached_prefix,
 )
 
 
