@@ -55,12 +55,13 @@ test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Dock
 	@$(BIN)/pytest -m compose tests/e2e/test_compose.py
 
 .PHONY: lint
-lint: $(VENV)/.ready ## Check style, types, the contract, and that generated code is current
+lint: $(VENV)/.ready ## Check style, types, the contract (and that it breaks nobody), and that what is generated is current
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/buf lint proto
 	@$(BIN)/buf format --diff --exit-code proto
+	@proto/tools/breaking.sh $(BIN)/buf
 	@$(MAKE) check-generated
 
 .PHONY: fmt
@@ -81,15 +82,18 @@ define protoc
 endef
 
 .PHONY: gen
-gen: $(VENV)/.ready ## Generate the Python code of the contract into proto/python
+gen: $(VENV)/.ready ## Generate the Python code of the contract, and its documentation (docs/contract.md)
 	@rm -rf proto/python/metronome && mkdir -p proto/python
 	@$(call protoc,proto/python)
+	@$(BIN)/python proto/tools/document.py > docs/contract.md
 
 .PHONY: check-generated
 check-generated: $(VENV)/.ready
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	$(MAKE) --silent gen-into INTO="$$scratch" && diff -r "$$scratch/metronome" proto/python/metronome \
 	  || { echo 'proto/python is not what proto/ generates: run `make gen`' >&2; exit 1; }
+	@$(BIN)/python proto/tools/document.py | diff -q - docs/contract.md >/dev/null \
+	  || { echo 'docs/contract.md is not what proto/ generates: run `make gen`' >&2; exit 1; }
 
 .PHONY: gen-into
 gen-into:

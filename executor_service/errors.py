@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from executor_service.engine.request import EndCause
+from executor_service.engine.request import EndCause, EndedEvent
 from metronome.inference.v1 import error_reason_pb2 as pb
 
 DOMAIN = "executor.metronome"
@@ -40,6 +40,7 @@ _CODES: dict[int, grpc.StatusCode] = {
     pb.ERROR_REASON_REJECTED_BY_SCHEDULER: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pb.ERROR_REASON_INVALID_CONSTRAINT: grpc.StatusCode.INVALID_ARGUMENT,
     pb.ERROR_REASON_NO_TOKEN_ALLOWED: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_REASON_MALFORMED_MESSAGE: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 _REASONS_OF_ENDINGS: dict[EndCause, Reason] = {
@@ -52,9 +53,21 @@ _REASONS_OF_ENDINGS: dict[EndCause, Reason] = {
     EndCause.NO_TOKEN_ALLOWED: pb.ERROR_REASON_NO_TOKEN_ALLOWED,
 }
 
+# A scheduler's estimate is not believed beyond this.
+_MAX_WAIT_US = 3_600_000_000
+# When to come again, where nothing better is known.
+RETRY_AFTER = timedelta(seconds=1)
+
+# Rejections that coming again does not help: the request can never run, or not in time.
+_FINAL_REJECTIONS = frozenset({"REJECTED_EXCEEDS_BLOCKS", "REJECTED_EXCEEDS_MODEL_LEN", "REJECTED_DEADLINE"})
+
 
 class ServiceError(Exception):
-    """What went wrong, in the contract's terms. ``field`` is the path of the request's field that is at fault."""
+    """What went wrong, in the contract's terms. ``field`` is the path of the request's field that is at fault.
+
+    ``retry_after`` is told with every UNAVAILABLE, and with RESOURCE_EXHAUSTED where coming again can help.
+    ``over_quota`` names whose limit was reached.
+    """
 
     def __init__(
         self,
@@ -64,13 +77,17 @@ class ServiceError(Exception):
         field: str = "",
         metadata: Mapping[str, str] | None = None,
         retry_after: timedelta | None = None,
+        over_quota: str = "",
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.field = field
         self.metadata = dict(metadata or {})
+        if retry_after is None and self.code is grpc.StatusCode.UNAVAILABLE:
+            retry_after = RETRY_AFTER
         self.retry_after = retry_after
+        self.over_quota = over_quota
 
     @property
     def code(self) -> grpc.StatusCode:
@@ -89,14 +106,45 @@ class ServiceError(Exception):
             delay = Duration()
             delay.FromTimedelta(self.retry_after)
             status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        if self.over_quota:
+            over = error_details_pb2.QuotaFailure.Violation(subject=self.over_quota, description=self.message)
+            status.details.add().Pack(error_details_pb2.QuotaFailure(violations=[over]))
         return status
 
 
-def error_of_ending(cause: EndCause, detail: str) -> ServiceError:
-    return ServiceError(_REASONS_OF_ENDINGS[cause], f"the request ended: {detail}")
+def error_of_ending(event: EndedEvent, *, tenant: str) -> ServiceError:
+    """``tenant``: whose request it was."""
+    message, rejection = f"the request ended: {event.detail}", event.rejection
+    if rejection is None:
+        return ServiceError(_REASONS_OF_ENDINGS[event.cause], message)
+    wait = timedelta(microseconds=min(max(rejection.estimated_wait_us, 0), _MAX_WAIT_US))
+    of_tenant = rejection.reason == "REJECTED_TENANT_QUEUE_FULL"
+    return ServiceError(
+        _REASONS_OF_ENDINGS[event.cause],
+        message,
+        metadata={
+            "scheduler_reason": rejection.reason,
+            "needed": str(rejection.needed),
+            "available": str(rejection.available),
+        },
+        retry_after=None if rejection.reason in _FINAL_REJECTIONS else max(wait, RETRY_AFTER),
+        over_quota=f"tenant:{tenant}" if of_tenant else "",
+    )
 
 
 async def abort(context: grpc.aio.ServicerContext[object, object], error: ServiceError) -> None:
     """End a call with an error and its details. Does not return."""
     details = (("grpc-status-details-bin", error.status().SerializeToString()),)
     await context.abort(error.code, error.message, trailing_metadata=details)
+
+
+async def abort_malformed(context: grpc.aio.ServicerContext[object, object]) -> None:
+    """End a call whose request is no message. No field is at fault: there are none."""
+    message = "the message is not valid protobuf of its type; strings must be UTF-8"
+    await abort(context, ServiceError(pb.ERROR_REASON_MALFORMED_MESSAGE, message))
+
+
+async def abort_failed(context: grpc.aio.ServicerContext[object, object]) -> None:
+    """End a call at which we failed ourselves."""
+    message = "the executor failed at this call by a fault of its own; its log has the cause"
+    await abort(context, ServiceError(pb.ERROR_REASON_REQUEST_FAILED, message))

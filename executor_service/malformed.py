@@ -1,6 +1,8 @@
-"""Turns messages that cannot be parsed (broken UTF-8, cut off, no protobuf at all) into INVALID_ARGUMENT.
+"""What goes wrong around a method: bytes that are no message, and a method that fails in a way that nobody foresaw.
 
-gRPC itself answers INTERNAL then, which tells a client to blame, and a balancer to avoid, a server that is well.
+Messages that cannot be parsed (broken UTF-8, cut off, no protobuf at all) are INVALID_ARGUMENT; gRPC itself answers
+INTERNAL then, which tells a client to blame, and a balancer to avoid, a server that is well. What a method raises by a
+fault of ours is INTERNAL with a reason; gRPC itself answers UNKNOWN, and repeats the exception to whoever called.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
+
+from executor_service.errors import abort_failed, abort_malformed
+
+log = structlog.get_logger()
 
 _MALFORMED = object()
 
@@ -52,8 +59,14 @@ def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def _refusing_unary(method: Callable[..., Any]) -> Callable[..., Any]:
     async def refusing(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request is _MALFORMED:
-            await _refuse(context)
-        return await method(request, context)
+            await abort_malformed(context)
+        try:
+            return await method(request, context)
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception:
+            log.exception("call_failed")
+            await abort_failed(context)
 
     return refusing
 
@@ -64,16 +77,16 @@ def _refusing_stream(method: Callable[..., Any]) -> Callable[..., Any]:
 
     async def refusing(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request is _MALFORMED:
-            await _refuse(context)
+            await abort_malformed(context)
         # Closed here and not by the garbage collector: a client that leaves must free its memory at once.
         async with aclosing(method(request, context)) as responses:
-            async for response in responses:
-                yield response
+            try:
+                async for response in responses:
+                    yield response
+            except (grpc.aio.AbortError, grpc.aio.UsageError):
+                raise
+            except Exception:
+                log.exception("call_failed")
+                await abort_failed(context)
 
     return refusing
-
-
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(
-        grpc.StatusCode.INVALID_ARGUMENT, "the message is not valid protobuf of its type; strings must be UTF-8"
-    )

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NoReturn
 
 import grpc
@@ -16,7 +15,7 @@ from executor_service.convert.checks import unknown_token
 from executor_service.convert.generate import Call, prompt_tokens, started
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
 from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, TokensEvent
-from executor_service.errors import ServiceError, abort, error_of_ending
+from executor_service.errors import RETRY_AFTER, ServiceError, abort, error_of_ending
 from executor_service.executor import Executor, Place
 from executor_service.streams import NameTakenError, Stream, Streams
 from executor_service.text.errors import UnknownTokenError
@@ -30,7 +29,6 @@ HEARTBEAT_INTERVAL_S = 15.0
 LOOK_INTERVAL_S = 3.0
 # A client whose deadline passes hangs up, and its clock is ahead of ours by what the request took to come here.
 DEADLINE_SLACK_S = 0.1
-RETRY_AFTER = timedelta(seconds=1)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -46,9 +44,7 @@ class Serving:
     def ready(self) -> Executor:
         """Raises ServiceError while the model is loading."""
         if self.executor is None:
-            raise ServiceError(
-                reasons.ERROR_REASON_MODEL_LOADING, "the model is still loading", retry_after=RETRY_AFTER
-            )
+            raise ServiceError(reasons.ERROR_REASON_MODEL_LOADING, "the model is still loading")
         return self.executor
 
 
@@ -66,7 +62,8 @@ class InferenceServicer(InferenceServiceServicer):
             sequence = 0
             yield pb.GenerateResponse(sequence=sequence, started=started(call))
             with_text = not request.output.omit_text
-            async for response in _responses(executor, stream, answers_of(call), with_text=with_text):
+            tenant = request.tenant
+            async for response in _responses(executor, stream, answers_of(call), tenant=tenant, with_text=with_text):
                 sequence += 1
                 response.sequence = sequence
                 yield response
@@ -154,20 +151,17 @@ class InferenceServicer(InferenceServiceServicer):
             raise ServiceError(reasons.ERROR_REASON_QUEUE_FULL, str(error), retry_after=RETRY_AFTER) from error
         except EngineClosedError as error:
             streams.close(stream)
-            raise ServiceError(reasons.ERROR_REASON_DRAINING, str(error), retry_after=RETRY_AFTER) from error
+            raise ServiceError(reasons.ERROR_REASON_DRAINING, str(error)) from error
         return call, stream
 
     def _check_not_draining(self) -> None:
         if self._serving.draining:
-            raise ServiceError(
-                reasons.ERROR_REASON_DRAINING,
-                "this executor drains and takes no new requests; try another",
-                retry_after=RETRY_AFTER,
-            )
+            message = "this executor drains and takes no new requests; try another"
+            raise ServiceError(reasons.ERROR_REASON_DRAINING, message)
 
 
 async def _responses(
-    executor: Executor, stream: Stream, answers: Answers, *, with_text: bool
+    executor: Executor, stream: Stream, answers: Answers, *, tenant: str, with_text: bool
 ) -> AsyncIterator[pb.GenerateResponse]:
     """The events of a call up to the end of its last answer. Raises ServiceError where one ended without an answer."""
     silent_since, failure_is_told = time.monotonic(), False
@@ -187,8 +181,8 @@ async def _responses(
                     if not with_text and response.HasField("delta"):
                         response.delta.ClearField("text")
                     yield response
-            case EndedEvent(cause=cause, detail=detail):
-                raise error_of_ending(cause, detail)
+            case EndedEvent():
+                raise error_of_ending(event, tenant=tenant)
 
 
 async def _next_event(stream: Stream) -> Event | None:

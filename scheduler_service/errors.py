@@ -75,6 +75,13 @@ async def refuse_malformed(context: Context, why: str) -> NoReturn:
     await _end(context, grpc.StatusCode.INVALID_ARGUMENT, status)
 
 
+async def fail(context: Context, method: str) -> NoReturn:
+    """End a call at which we failed ourselves."""
+    info = error_details_pb2.ErrorInfo(reason="SCHEDULER_FAILED", domain=DOMAIN, metadata={"method": method})
+    message = f"{method} failed by a fault of the scheduler; its log has more"
+    await _end(context, grpc.StatusCode.INTERNAL, _status(grpc.StatusCode.INTERNAL, message, [info]))
+
+
 async def _end(context: Context, code: grpc.StatusCode, status: status_pb2.Status) -> NoReturn:
     metadata = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(code, status.message, trailing_metadata=metadata)

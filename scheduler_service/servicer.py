@@ -18,7 +18,7 @@ from scheduler_service.core.policy import Policy, check_policy
 from scheduler_service.core.state import ClusterState
 from scheduler_service.core.validate import validate, validate_to_place
 from scheduler_service.core.verify import verify
-from scheduler_service.errors import refuse
+from scheduler_service.errors import fail, refuse
 from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
 
@@ -165,5 +165,4 @@ async def _answer(
         await refuse(context, error)
     except Exception:
         log.exception("crashed", method=method)
-        await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed by a fault of the scheduler; its log has more")
-        raise AssertionError("abort raises") from None
+        await fail(context, method)

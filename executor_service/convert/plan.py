@@ -43,12 +43,20 @@ def _charge(kv_residency_charge: float) -> float:
 
 
 def _rejections(table: pb.RejectTable) -> tuple[Rejection, ...]:
-    columns = (table.id, table.reason, table.needed, table.available)
+    waits_us = table.estimated_wait_us or [0] * len(table.id)  # a column that schedulers may leave out
+    columns = (table.id, table.reason, table.needed, table.available, waits_us)
     if len({len(column) for column in columns}) != 1:
         raise MalformedPlanError("answered with rejections in columns of unequal length")
     return tuple(
-        Rejection(id=request_id, detail=f"{_reason_name(reason)}: needs {needed}, there are {available}")
-        for request_id, reason, needed, available in zip(*columns, strict=True)
+        Rejection(
+            id=request_id,
+            detail=f"{_reason_name(reason)}: needs {needed}, there are {available}",
+            reason=_reason_name(reason),
+            needed=needed,
+            available=available,
+            estimated_wait_us=wait_us,
+        )
+        for request_id, reason, needed, available, wait_us in zip(*columns, strict=True)
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from executor_service.engine.batch_builder import PassInputs
 from executor_service.engine.books import Books
+from executor_service.engine.plan import Rejection
 from executor_service.engine.read_logprobs import ReadLogprobs, read_logprobs
 from executor_service.engine.record import Counters, Observer
 from executor_service.engine.request import (
@@ -90,7 +91,7 @@ class Desk:
             self._finish(row, output, output.finish_reason, now_us)
         return output.finish_reason is not None
 
-    def end(self, request_id: int, cause: EndCause, detail: str) -> None:
+    def end(self, request_id: int, cause: EndCause, detail: str, rejection: Rejection | None = None) -> None:
         """End a request without an answer, and free what it holds. One that has ended already is left alone."""
         if request_id not in self._books:
             return
@@ -98,7 +99,7 @@ class Desk:
             self._books.forget_prefix(request_id)
         self._books.end(request_id)
         self.ended.add(request_id)
-        self._events.append(EndedEvent(request_id=request_id, cause=cause, detail=detail))
+        self._events.append(EndedEvent(request_id=request_id, cause=cause, detail=detail, rejection=rejection))
         counters = self.counters
         if cause is EndCause.CANCELLED:
             counters.num_cancelled += 1

@@ -247,7 +247,7 @@ class Engine:
             self._count_reuse(sequence, len(prefix) * self._books.limits.block_size)
             sequence.first_run_us = sequence.first_run_us or now_us
         for rejection in checked.reject:
-            self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail)
+            self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail, rejection)
 
     def _count_reuse(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """A request comes to run, with so many tokens of the prefix cache."""

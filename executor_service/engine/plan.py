@@ -28,10 +28,14 @@ class PlanSource(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A request that the scheduler turns away for good, and the sentence for its client."""
+    """A request that the scheduler turns away for good: the sentence for its client, and the figures behind it."""
 
     id: int
     detail: str
+    reason: str = ""  # the contract's name of it, without its prefix
+    needed: int = 0
+    available: int = 0
+    estimated_wait_us: int = 0  # 0: unknown, or it can never run
 
 
 def _no_ids() -> Ids:

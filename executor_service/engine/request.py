@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.engine.plan import Rejection
 from executor_service.sampling.adjustments import Adjustments
 
 
@@ -125,6 +126,7 @@ class EndedEvent:
     request_id: int
     cause: EndCause
     detail: str
+    rejection: Rejection | None = None  # set where the cause is REJECTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

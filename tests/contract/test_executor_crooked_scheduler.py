@@ -161,9 +161,39 @@ def test_nonsense_is_refused_and_costs_nobody_anything(liar: CrookedScheduler, v
 
 
 def test_a_rejection_is_told_to_the_client(liar: CrookedScheduler, victim: Client) -> None:
+    before = victim.books().counters.num_rejected
     liar.bend = rejecting
     refusal = victim.refused(greedy("turned away", 4))
     assert (refusal.code, refusal.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "REJECTED_BY_SCHEDULER")
     assert "WAITING_FOR_BLOCKS: needs 14, there are 9" in refusal.message
+    figures = {"scheduler_reason": "WAITING_FOR_BLOCKS", "needed": "14", "available": "9"}
+    assert dict(refusal.info.metadata) == figures
     wait_until(victim.is_idle)
-    assert victim.books().counters.num_rejected == 1
+    assert victim.books().counters.num_rejected == before + 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds", "over_quota"),
+    [
+        (plan_pb2.REASON_REJECTED_QUEUE_FULL, 7, []),
+        (plan_pb2.REASON_REJECTED_TENANT_QUEUE_FULL, 7, ["tenant:greedy"]),
+        (plan_pb2.REASON_REJECTED_EXCEEDS_BLOCKS, None, []),
+        (plan_pb2.REASON_REJECTED_DEADLINE, None, []),
+    ],
+)
+def test_a_rejection_says_whether_and_when_to_come_again(
+    liar: CrookedScheduler, victim: Client, reason: plan_pb2.Reason, seconds: int | None, over_quota: list[str]
+) -> None:
+    def rejecting_for_a_reason(answer: Answer) -> None:
+        rejecting(answer)
+        reject = answer.plans[0].reject
+        reject.reason[:] = [reason] * len(reject.id)
+        reject.estimated_wait_us.extend([7_000_000] * len(reject.id))
+
+    liar.bend = rejecting_for_a_reason
+    request = greedy("turned away", 4)
+    request.tenant = "greedy"
+    refusal = victim.refused(request)
+    assert refusal.info.metadata["scheduler_reason"] == plan_pb2.Reason.Name(reason).removeprefix("REASON_")
+    assert (refusal.retry and refusal.retry.retry_delay.seconds) == seconds
+    assert refusal.over_quota == over_quota

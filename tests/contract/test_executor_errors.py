@@ -33,6 +33,7 @@ ELSEWHERE = {
     "REQUEST_FAILED": "test_executor_process.py",
     "REJECTED_BY_SCHEDULER": "test_executor_crooked_scheduler.py",
     "INVALID_LOGITS": "the engine's own tests: no request can cause it",
+    "MALFORMED_MESSAGE": "below: no request is one",
     "NOT_OFFERED": "tests/unit/executor/sampling: only a model with a tokenizer of an old kind can cause it",
 }
 
@@ -201,7 +202,8 @@ MALFORMED = {"broken UTF-8": BROKEN_UTF_8, "garbage": b"\xff\xff\xff\xff", "cut 
 def test_bytes_that_are_no_request_are_the_callers_fault(client: Client, payload: bytes, beside: int) -> None:
     streams = [client.open(greedy("beside", 20)) for _ in range(beside)]
     generate = client.channel.unary_stream("/metronome.inference.v1.InferenceService/Generate")
-    assert _refusal(generate(payload, timeout=TIMEOUT_SECONDS)).code is StatusCode.INVALID_ARGUMENT
+    refusal = _refusal(generate(payload, timeout=TIMEOUT_SECONDS))
+    assert (refusal.code, refusal.info.reason) == (StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
     assert [sum(len(r.delta.token_ids) for r in stream) for stream in streams] == [20] * beside
 
 
@@ -216,7 +218,9 @@ def test_bytes_that_are_no_request_are_the_callers_fault(client: Client, payload
 def test_bytes_that_are_no_message_are_refused_by_every_method(client: Client, method: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         client.channel.unary_unary(f"/{method}")(b"\xff\xff\xff", timeout=TIMEOUT_SECONDS)
-    assert details_of(caught.value).code is StatusCode.INVALID_ARGUMENT
+    refusal = details_of(caught.value)
+    assert (refusal.code, refusal.info.reason) == (StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+    assert refusal.info.domain == "executor.metronome"
 
 
 def test_a_message_above_the_limit_is_refused_and_the_executor_goes_on(client: Client) -> None:

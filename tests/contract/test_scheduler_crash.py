@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from metronome.scheduler.v1 import scheduler_pb2_grpc
 from scheduler_service import servicer
@@ -19,9 +20,10 @@ def crash(*_: object) -> None:
     raise ZeroDivisionError("a fault of ours")
 
 
-async def codes_of_a_crash_and_a_retry(monkeypatch: pytest.MonkeyPatch) -> list[grpc.StatusCode]:
+async def answers_to_a_crash_and_a_retry(monkeypatch: pytest.MonkeyPatch) -> list[tuple[grpc.StatusCode, str]]:
+    """Status code and reason of each."""
     server = await start_server(SchedulerConfig(port=0), load_profiles())
-    codes = []
+    answers = []
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         for faulty in (True, False):
@@ -29,11 +31,21 @@ async def codes_of_a_crash_and_a_retry(monkeypatch: pytest.MonkeyPatch) -> list[
                 if faulty:
                     patch.setattr(servicer, "plan", crash)
                 call = stub.Plan(plan_request(), timeout=10)
-                codes.append(await call.code())
+                code = await call.code()
+                details = dict(await call.trailing_metadata()).get("grpc-status-details-bin", b"")
+                answers.append((code, reason_in(details)))
     await server.stop(grace_seconds=0)
-    return codes
+    return answers
+
+
+def reason_in(details: str | bytes) -> str:
+    assert isinstance(details, bytes)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status_pb2.Status.FromString(details).details:
+        detail.Unpack(info)
+    return info.reason
 
 
 def test_a_fault_of_the_planner_is_internal_for_that_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = asyncio.run(codes_of_a_crash_and_a_retry(monkeypatch))
-    assert codes == [grpc.StatusCode.INTERNAL, grpc.StatusCode.OK]
+    answers = asyncio.run(answers_to_a_crash_and_a_retry(monkeypatch))
+    assert answers == [(grpc.StatusCode.INTERNAL, "SCHEDULER_FAILED"), (grpc.StatusCode.OK, "")]

@@ -50,6 +50,7 @@ class Details:
     info: error_details_pb2.ErrorInfo
     fields: list[str]
     retry: error_details_pb2.RetryInfo | None
+    over_quota: list[str]
 
 
 class Client:
@@ -115,10 +116,11 @@ def details_of(error: grpc.RpcError) -> Details:
     assert isinstance(error, grpc.Call)
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     status = rpc_status.from_call(error)
-    has_retry = False
+    quota, has_retry = error_details_pb2.QuotaFailure(), False
     for detail in status.details if status else ():
         detail.Unpack(info)
         detail.Unpack(bad)
+        detail.Unpack(quota)
         has_retry |= detail.Unpack(retry)
     return Details(
         code=error.code(),
@@ -126,4 +128,5 @@ def details_of(error: grpc.RpcError) -> Details:
         info=info,
         fields=[violation.field for violation in bad.field_violations],
         retry=retry if has_retry else None,
+        over_quota=[violation.subject for violation in quota.violations],
     )

@@ -33,7 +33,9 @@ def test_every_list_arrives() -> None:
     assert (plan.scheduled.tolist(), plan.num_tokens.tolist()) == ([1, 2**50], [1, 512])
     assert (plan.admit.tolist(), plan.resume.tolist(), plan.evict.tolist()) == ([2], [3], [4, 5])
     assert plan.evict_modes.tolist() == [EvictMode.SWAP, EvictMode.RECOMPUTE]
-    assert plan.reject == (Rejection(id=6, detail="REJECTED_EXCEEDS_BLOCKS: needs 13, there are 8"),)
+    detail = "REJECTED_EXCEEDS_BLOCKS: needs 13, there are 8"
+    rejection = Rejection(id=6, detail=detail, reason="REJECTED_EXCEEDS_BLOCKS", needed=13, available=8)
+    assert plan.reject == (rejection,)
     assert (plan.predicted_us, plan.kv_residency_charge) == (77, 0.5)
 
 

@@ -75,8 +75,9 @@ class InferenceServiceServicer:
         the same seed and parameters, as `started` gives them, the answer is the same).
 
         INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
-        own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
-        drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
+        own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the
+        queue is full, or the scheduler turned the request away. UNAVAILABLE: the model is loading, or the executor drains.
+        DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

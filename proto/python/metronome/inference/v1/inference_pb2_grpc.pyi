@@ -42,8 +42,9 @@ class InferenceServiceStub:
     the same seed and parameters, as `started` gives them, the answer is the same).
 
     INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
-    own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
-    drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
+    own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the
+    queue is full, or the scheduler turned the request away. UNAVAILABLE: the model is loading, or the executor drains.
+    DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Cancels a request by its id. Its `Generate` call ends with CANCELLED.
@@ -71,8 +72,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     the same seed and parameters, as `started` gives them, the answer is the same).
 
     INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
-    own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
-    drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
+    own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the
+    queue is full, or the scheduler turned the request away. UNAVAILABLE: the model is loading, or the executor drains.
+    DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels a request by its id. Its `Generate` call ends with CANCELLED.
@@ -103,8 +105,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         the same seed and parameters, as `started` gives them, the answer is the same).
 
         INVALID_ARGUMENT: the prompt or a parameter is at fault, or the request can never fit; in the midst of an answer, that its
-        own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the queue is full. UNAVAILABLE: the model is loading, or the executor
-        drains. DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
+        own rules leave no token to choose. ALREADY_EXISTS: a request with this id is in the executor. RESOURCE_EXHAUSTED: the
+        queue is full, or the scheduler turned the request away. UNAVAILABLE: the model is loading, or the executor drains.
+        DEADLINE_EXCEEDED, CANCELLED: as usual. INTERNAL: this request failed, others are not touched.
         """
 
     @_abc_1.abstractmethod
