@@ -29,6 +29,7 @@ ENV PATH=/opt/metronome/bin:$PATH \
     METRONOME_CACHE=/var/cache/metronome \
     HF_HOME=/var/cache/metronome/huggingface \
     METRONOME_EXECUTOR_HOST=0.0.0.0 \
+    METRONOME_EXECUTOR_INSECURE=on \
     METRONOME_EXECUTOR_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 50052

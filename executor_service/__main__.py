@@ -39,13 +39,14 @@ def _serve(config: Config) -> int:
     from executor_service.recording_file import RecordingError
     from executor_service.server import Server
     from executor_service.sizing import SizeError
+    from executor_service.tls import TlsError
 
     async def serve() -> int:
         return await Server(config).run()
 
     try:
         return asyncio.run(serve())
-    except (SizeError, ModelSourceError, AddressError, RecordingError) as error:
+    except (SizeError, ModelSourceError, AddressError, TlsError, RecordingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

@@ -1,19 +1,47 @@
-"""Where an executor listens: the address as text, whether it can be had, and the file that tells it to others."""
+"""Where a service listens: the address as text, whether it can be had, and the file that tells it to others.
+
+The executor and the scheduler have a copy each: they share nothing but the contract.
+"""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from pathlib import Path
 
+import grpc
+
 
 class AddressError(Exception):
-    """The executor cannot listen where it was told to, or cannot say where it does. The text says what to do."""
+    """The service cannot listen where it was told to, or cannot say where it does. The text says what to do."""
 
 
 def join(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. A name says nothing, but for `localhost`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> str:
+    """Have a server listen, without TLS where there are no credentials; gives the address that was bound.
+
+    Raises AddressError.
+    """
+    check_free(host, port)
+    try:
+        if credentials is None:
+            return join(host, server.add_insecure_port(join(host, port)))
+        return join(host, server.add_secure_port(join(host, port), credentials))
+    except RuntimeError as error:
+        raise AddressError(f"cannot listen on {join(host, port)}") from error
 
 
 def check_free(host: str, port: int) -> None:

@@ -38,8 +38,17 @@ def build_executor(
     observer: Observer,
     progress: Callable[[str], None],
 ) -> Executor:
-    """Takes as long as the model's loading. Raises RecordingError, ModelSourceError or SizeError."""
-    recorder = _recorder(config)  # says what is wrong with its directory before the model is loaded
+    """Takes as long as the model's loading. Raises RecordingError, TlsError, ModelSourceError or SizeError."""
+    # These two say what is wrong with their files before the model is loaded.
+    recorder = _recorder(config)
+    planner = SchedulerClient(
+        config.scheduler_addresses,
+        executor_id=executor_id,
+        timeout_s=config.plan_timeout_s,
+        policy=config.profile,
+        recorder=recorder,
+        tls=config.scheduler_tls,
+    )
     fit = functools.partial(fitting_limits, config)
     loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit, kernels=config.kernels)
     limits = fit(loaded.config, loaded.dtype)
@@ -56,13 +65,6 @@ def build_executor(
     vocab_size = loaded.model.get_input_embeddings().num_embeddings
     progress("preparing the vocabulary for constraints")
     constraints = ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids)
-    planner = SchedulerClient(
-        config.scheduler_addresses,
-        executor_id=executor_id,
-        timeout_s=config.plan_timeout_s,
-        policy=config.profile,
-        recorder=recorder,
-    )
     return Executor(
         executor_id=executor_id,
         loaded=loaded,

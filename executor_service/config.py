@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_service.address import is_loopback
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.scheduler_tls import SchedulerTls
 from executor_service.telemetry import LogFormat
+from executor_service.tls import TlsFiles
 
 ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
 DEFAULT_SCHEDULER = "127.0.0.1:50051"
@@ -24,11 +27,13 @@ _HOST = re.compile(r"(dns:///)?([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])")
 class Config:
     host: str
     port: int  # 0: any free one
+    tls: TlsFiles | None  # None: no TLS
     address_file: Path | None  # gets the bound host:port when the server listens
     model: str
     dtype: str
     kernels: KernelChoice
     scheduler_addresses: tuple[str, ...]
+    scheduler_tls: SchedulerTls | None  # None: no TLS
     profile: str | None  # None: the scheduler's default
     executor_id: str | None  # None: host name and port
     num_blocks: int | None  # None: as many as kv_cache_bytes hold
@@ -60,15 +65,23 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         if value is not None and action.dest not in ("help", "scheduler"):
             action.default = value
     args = parser.parse_args(argv)
+    tls = _tls(parser, args)
+    if tls is None and not (args.insecure or is_loopback(args.host)):
+        parser.error(
+            f"argument --host: {args.host} is no loopback address: give --tls-certificate and --tls-key, "
+            "or --insecure where the network is to be trusted"
+        )
     schedulers = args.scheduler or _schedulers(parser, environ) or [DEFAULT_SCHEDULER]
     return Config(
         host=args.host,
         port=args.port,
+        tls=tls,
         address_file=args.address_file,
         model=args.model,
         dtype=_one_of(parser, "--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16")),
         kernels=KernelChoice(_one_of(parser, "--kernels", args.kernels, ("auto", "compiled", "torch"))),
         scheduler_addresses=tuple(schedulers),
+        scheduler_tls=_scheduler_tls(parser, args),
         profile=args.profile or None,
         executor_id=args.executor_id or None,
         num_blocks=args.num_blocks,
@@ -109,6 +122,17 @@ def _parser() -> argparse.ArgumentParser:
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
     serving.add_argument("--port", type=_port, default=50052, help="port to listen on; 0: any free one")
+    serving.add_argument("--tls-certificate", type=Path, help="PEM file: serve with TLS; read again when it changes")
+    serving.add_argument("--tls-key", type=Path, help="PEM file with the key of the certificate")
+    serving.add_argument("--tls-client-ca", type=Path, help="PEM file: clients must show a certificate that it signed")
+    serving.add_argument(
+        "--insecure",
+        type=_switch,
+        nargs="?",
+        const=True,
+        default=False,
+        help="without TLS also on an address that is no loopback",
+    )
     serving.add_argument("--address-file", type=Path, help="file that gets the bound host:port")
     serving.add_argument("--executor-id", help="name among a scheduler's executors (default: host name and port)")
     serving.add_argument("--grace-s", type=_not_negative_float, default=10.0, help="seconds to finish when stopped")
@@ -146,6 +170,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help=f"may be given more than once, or with commas in the environment (default: {DEFAULT_SCHEDULER})",
     )
+    planning.add_argument(
+        "--scheduler-ca", type=Path, help="PEM file: ask with TLS, and only who shows a certificate that it signed"
+    )
+    planning.add_argument("--scheduler-certificate", type=Path, help="PEM file to show to schedulers that ask for one")
+    planning.add_argument("--scheduler-key", type=Path, help="PEM file with the key of that certificate")
     planning.add_argument("--profile", help="the scheduler's profile (default: the scheduler's default)")
     planning.add_argument("--plan-timeout-ms", type=_positive, default=1000, help="longest wait for a plan")
     planning.add_argument("--overlap", default="on", help="ask for the next plan while a pass runs: on or off")
@@ -157,6 +186,26 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--log-format", default="console", help="console or json")
     logs.add_argument("--log-level", default="info", help="debug, info, warning or error")
     return parser
+
+
+def _tls(parser: argparse.ArgumentParser, args: argparse.Namespace) -> TlsFiles | None:
+    if args.tls_certificate is None and args.tls_key is None:
+        if args.tls_client_ca is not None:
+            parser.error("argument --tls-client-ca: needs --tls-certificate and --tls-key")
+        return None
+    if args.tls_certificate is None or args.tls_key is None:
+        parser.error("arguments --tls-certificate and --tls-key need each other")
+    return TlsFiles(certificate=args.tls_certificate, key=args.tls_key, client_ca=args.tls_client_ca)
+
+
+def _scheduler_tls(parser: argparse.ArgumentParser, args: argparse.Namespace) -> SchedulerTls | None:
+    if (args.scheduler_certificate is None) != (args.scheduler_key is None):
+        parser.error("arguments --scheduler-certificate and --scheduler-key need each other")
+    if args.scheduler_ca is None:
+        if args.scheduler_certificate is not None:
+            parser.error("argument --scheduler-certificate: needs --scheduler-ca")
+        return None
+    return SchedulerTls(ca=args.scheduler_ca, certificate=args.scheduler_certificate, key=args.scheduler_key)
 
 
 def _schedulers(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> list[str]:
@@ -183,6 +232,12 @@ def _integer(text: str, low: int, high: int | None, what: str) -> int:
     if value < low or (high is not None and value > high):
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return value
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
+    return text.lower() in ("1", "true", "yes", "on")
 
 
 def _positive(text: str) -> int:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 import grpc
+import structlog
 
 from executor_service.convert.plan import MalformedPlanError, plan_from_response
 from executor_service.convert.state import cluster_state
@@ -24,8 +25,12 @@ from executor_service.engine.plan import Plan
 from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from executor_service.recorder import Recorder
+from executor_service.scheduler_tls import SchedulerTls
+from executor_service.tls import TlsError
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MIN_BACKOFF_S = 0.05
@@ -49,10 +54,11 @@ _CHANNEL_OPTIONS = (
 class _Replica:
     """One address, and when to leave it alone."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: SchedulerTls | None) -> None:
+        """Raises TlsError."""
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self.stub = SchedulerServiceStub(self._channel)
+        self._tls = tls
+        self._open()
         self.last_failure: Exception | None = None  # None: the last call succeeded, or none was made
         self._num_failures = 0
         self._not_before = 0.0
@@ -70,9 +76,30 @@ class _Replica:
         ceiling = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2**self._num_failures)
         self._num_failures = min(self._num_failures + 1, 16)
         self._not_before = time.monotonic() + random.uniform(0, ceiling)
+        if self._tls is not None and self._tls.version() != self._tls_version:
+            self._trust_anew()
 
     def close(self) -> None:
         self._channel.close()
+
+    def _open(self) -> None:
+        if self._tls is None:
+            self._channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        else:
+            self._tls_version = self._tls.version()
+            self._channel = grpc.secure_channel(self.address, self._tls.credentials(), options=_CHANNEL_OPTIONS)
+        self.stub = SchedulerServiceStub(self._channel)
+
+    def _trust_anew(self) -> None:
+        """Go on with the files as they are now; where they cannot be used, with those in use."""
+        former = self._channel
+        try:
+            self._open()
+        except TlsError as error:
+            log.warning("tls_files_refused", error=str(error))
+        else:
+            former.close()
+            log.info("tls_files_reloaded", scheduler=self.address)
 
 
 class SchedulerClient:
@@ -90,9 +117,11 @@ class SchedulerClient:
         timeout_s: float,
         policy: policy_pb2.Policy | str | None = None,
         recorder: Recorder | None = None,
+        tls: SchedulerTls | None = None,
     ) -> None:
+        """Raises TlsError."""
         assert addresses, "a planner needs an address"
-        self._replicas = [_Replica(address) for address in addresses]
+        self._replicas = [_Replica(address, tls) for address in addresses]
         self.executor_id = executor_id
         self.timeout_s = timeout_s
         self._policy = policy

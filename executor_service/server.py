@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from executor_service.address import AddressError, check_free, join, publish
+from executor_service.address import listen, publish
 from executor_service.build import build_executor
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
@@ -29,6 +29,7 @@ from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
+from executor_service.tls import server_credentials
 from executor_service.watch import WatchHub
 from metronome.executor.v1 import executor_pb2
 from metronome.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
@@ -79,7 +80,7 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit status.
 
-        Raises AddressError, ModelSourceError, SizeError, RecordingError.
+        Raises AddressError, TlsError, ModelSourceError, SizeError, RecordingError.
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -101,15 +102,13 @@ class Server:
 
     async def _listen(self) -> None:
         config = self._config
-        check_free(config.host, config.port)
-        try:
-            port = self._server.add_insecure_port(join(config.host, config.port))
-        except RuntimeError as error:
-            raise AddressError(f"cannot listen on {join(config.host, config.port)}") from error
+        credentials = None if config.tls is None else server_credentials(config.tls)
+        address = listen(self._server, config.host, config.port, credentials)
         await self._server.start()
-        address = join(config.host, port)
+        port = address.rpartition(":")[2]
         self._executor_id = self._executor_id or f"{socket.gethostname()}:{port}"
-        log.info("executor_listening", address=address, executor_id=self._executor_id)
+        tls = "off" if config.tls is None else "on" if config.tls.client_ca is None else "mutual"
+        log.info("executor_listening", address=address, executor_id=self._executor_id, tls=tls)
         if config.address_file is not None:
             publish(address, config.address_file)
 

@@ -6,11 +6,13 @@ import asyncio
 import os
 import sys
 
+from scheduler_service.address import AddressError
 from scheduler_service.config import parse_config
 from scheduler_service.profiles import ProfileError, load_profiles
 from scheduler_service.recording_file import RecordingError
-from scheduler_service.server import AddressError, serve
+from scheduler_service.server import serve
 from scheduler_service.telemetry import configure_logging
+from scheduler_service.tls import TlsError
 
 
 def main() -> None:
@@ -19,7 +21,7 @@ def main() -> None:
     configure_logging(config.log_format, config.log_level)
     try:
         asyncio.run(serve(config, load_profiles(config.profile, config.profiles_directory)))
-    except (AddressError, ProfileError, RecordingError) as error:
+    except (AddressError, ProfileError, RecordingError, TlsError) as error:
         sys.exit(f"metronome-scheduler: {error}")
 
 

@@ -9,7 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scheduler_service.address import is_loopback
 from scheduler_service.profiles import DEFAULT_PROFILE, PROFILES_DIRECTORY
+from scheduler_service.tls import TlsFiles
 
 ENVIRONMENT_PREFIX = "METRONOME_SCHEDULER_"
 
@@ -36,11 +38,12 @@ class LogLevel(StrEnum):
 class SchedulerConfig:
     """Settings. `port` 0: any free one. `address_file`: gets `host:port` once the service listens; None: no file.
 
-    `record_dir` None: nothing is recorded. `shadow_profile` None: nothing is planned twice.
+    `tls` None: none. `record_dir` None: nothing is recorded. `shadow_profile` None: nothing is planned twice.
     """
 
     host: str = "127.0.0.1"
     port: int = 50051
+    tls: TlsFiles | None = None
     log_format: LogFormat = LogFormat.CONSOLE
     log_level: LogLevel = LogLevel.INFO
     max_message_bytes: int = 64 * 1024 * 1024
@@ -67,7 +70,26 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Sc
     ]
     given |= {name: value for name, value in vars(parser.parse_args(from_environment)).items() if value is not None}
     given |= {name: value for name, value in flags.items() if value is not None}
-    return SchedulerConfig(**given)
+    tls, insecure = _tls(parser, given), given.pop("insecure", False)
+    config = SchedulerConfig(**given, tls=tls)
+    if config.tls is None and not (insecure or is_loopback(config.host)):
+        parser.error(
+            f"argument --host: {config.host} is no loopback address: give --tls-certificate and --tls-key, "
+            "or --insecure where the network is to be trusted"
+        )
+    return config
+
+
+def _tls(parser: argparse.ArgumentParser, given: dict[str, Any]) -> TlsFiles | None:
+    """Take the files out of the settings."""
+    certificate, key, client_ca = (given.pop(name, None) for name in ("tls_certificate", "tls_key", "tls_client_ca"))
+    if certificate is None and key is None:
+        if client_ca is not None:
+            parser.error("argument --tls-client-ca: needs --tls-certificate and --tls-key")
+        return None
+    if certificate is None or key is None:
+        parser.error("arguments --tls-certificate and --tls-key need each other")
+    return TlsFiles(certificate=certificate, key=key, client_ca=client_ca)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help=f"address to listen on (default: {default.host})")
     parser.add_argument("--port", type=_port, help=f"port to listen on; 0: any free one (default: {default.port})")
+    parser.add_argument("--tls-certificate", type=Path, help="PEM file: serve with TLS; read again when it changes")
+    parser.add_argument("--tls-key", type=Path, help="PEM file with the key of the certificate")
+    parser.add_argument("--tls-client-ca", type=Path, help="PEM file: clients must show a certificate that it signed")
+    parser.add_argument(
+        "--insecure", type=_switch, nargs="?", const=True, help="without TLS also on an address that is no loopback"
+    )
     parser.add_argument("--log-format", type=_log_format, help="console or json (default: console)")
     parser.add_argument("--log-level", type=_log_level, help="debug, info, warning or error (default: info)")
     parser.add_argument("--max-message-bytes", type=_positive, help="largest message, in bytes (default: 64 MiB)")
@@ -94,6 +122,12 @@ def _parser() -> argparse.ArgumentParser:
         "--report-interval-s", type=_positive, help="seconds between reports of recorder and shadow (default: 60)"
     )
     return parser
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
+    return text.lower() in ("1", "true", "yes", "on")
 
 
 def _log_format(text: str) -> LogFormat:

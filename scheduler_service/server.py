@@ -7,12 +7,8 @@ signal ends them at once. The service holds nothing, so there is nothing to save
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import signal
-import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_service.address import AddressError, listen, publish
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.malformed import MalformedMessageInterceptor
 from scheduler_service.observers import ObserverThread
@@ -30,15 +27,12 @@ from scheduler_service.recording_file import RecordingSettings
 from scheduler_service.reload import ProfileReloader
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.shadow import Shadow
+from scheduler_service.tls import server_credentials
 
 GRACE_SECONDS = 5.0
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 log = structlog.get_logger(__name__)
-
-
-class AddressError(Exception):
-    """The service cannot listen where it was told to, or cannot say where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +54,11 @@ class SchedulerServer:
 
 
 async def start_server(config: SchedulerConfig, profiles: Profiles) -> SchedulerServer:
-    """Listen and serve. Raises AddressError if the address is taken or not ours, RecordingError, ProfileError."""
+    """Listen and serve.
+
+    Raises AddressError if the address is taken or not ours, TlsError, RecordingError, ProfileError.
+    """
+    credentials = None if config.tls is None else server_credentials(config.tls)
     server = grpc.aio.server(
         interceptors=(MalformedMessageInterceptor(SERVICE_NAME),),
         options=(
@@ -77,14 +75,13 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
-    port = _listen(server, config)
+    address = listen(server, config.host, config.port, credentials)
     for observer in observers:
         observer.start()
     servicer.show_plans_to(observers)
     await server.start()
     for service in (SERVICE_NAME, health.OVERALL_HEALTH):
         await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
-    address = _address(config.host, port)
     return SchedulerServer(
         server=server, servicer=servicer, health=health_servicer, address=address, observers=observers
     )
@@ -94,10 +91,11 @@ async def serve(config: SchedulerConfig, profiles: Profiles) -> None:
     """Serve until a signal comes. Raises what `start_server` does."""
     signals = _signals()  # before anyone can know that the process is here, and end it
     running = await start_server(config, profiles)
-    log.info("scheduler_listening", address=running.address, profile=profiles.default.name)
+    tls = "off" if config.tls is None else "on" if config.tls.client_ca is None else "mutual"
+    log.info("scheduler_listening", address=running.address, profile=profiles.default.name, tls=tls)
     if config.address_file is not None:
         try:
-            _write_whole(config.address_file, running.address)
+            publish(running.address, config.address_file)
         except AddressError:
             await running.stop(grace_seconds=0)
             raise
@@ -140,40 +138,3 @@ def _signals() -> asyncio.Queue[signal.Signals]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
     return received
-
-
-def _listen(server: grpc.aio.Server, config: SchedulerConfig) -> int:
-    _try_address(config.host, config.port)
-    try:
-        return server.add_insecure_port(_address(config.host, config.port))
-    except RuntimeError as error:
-        raise AddressError(f"cannot listen on {_address(config.host, config.port)}") from error
-
-
-def _try_address(host: str, port: int) -> None:
-    """Raise AddressError with the reason if nobody can listen there; gRPC itself would not say why."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressError(f"port {port} on {host} is taken; choose another with --port") from error
-        text = f"cannot listen on {_address(host, port)}: {error.strerror}; choose another address with --host"
-        raise AddressError(text) from error
-
-
-def _address(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none. Raises AddressError."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise AddressError(f"cannot write --address-file {path}: {error.strerror}") from error

@@ -68,4 +68,4 @@ def _wait_for_address(process: subprocess.Popen[bytes], address_file: Path) -> s
         if time.monotonic() > deadline:
             raise RuntimeError(f"{process.args} does not listen after {START_SECONDS:.0f} s")
         time.sleep(0.01)
-    return address_file.read_text(encoding="utf-8")
+    return address_file.read_text(encoding="utf-8").strip()

@@ -37,7 +37,7 @@ def wait_for_address(process: subprocess.Popen[bytes], address_file: Path) -> st
         assert process.poll() is None, f"the scheduler ended with status {process.returncode}"
         assert time.monotonic() < deadline, "the scheduler does not start"
         time.sleep(0.01)
-    return address_file.read_text(encoding="utf-8")
+    return address_file.read_text(encoding="utf-8").strip()
 
 
 def plan_request() -> scheduler_pb2.PlanRequest:

@@ -10,7 +10,9 @@ from executor_service.config import Config, parse_config
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.scheduler_tls import SchedulerTls
 from executor_service.telemetry import LogFormat
+from executor_service.tls import TlsFiles
 
 
 def parse(*argv: str, **environ: str) -> Config:
@@ -61,6 +63,12 @@ def test_a_blank_list_of_schedulers_is_none_at_all(blank: str) -> None:
 def test_every_setting_can_come_from_the_environment() -> None:
     config = parse(
         HOST="0.0.0.0",
+        TLS_CERTIFICATE="c",
+        TLS_KEY="k",
+        TLS_CLIENT_CA="a",
+        SCHEDULER_CA="sa",
+        SCHEDULER_CERTIFICATE="sc",
+        SCHEDULER_KEY="sk",
         PORT="0",
         ADDRESS_FILE="address",
         EXECUTOR_ID="e",
@@ -86,6 +94,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     )
     assert config == Config(
         host="0.0.0.0",
+        tls=TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a")),
         port=0,
         address_file=Path("address"),
         executor_id="e",
@@ -104,6 +113,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         max_model_len=99,
         max_num_waiting=0,
         scheduler_addresses=("127.0.0.1:50051",),
+        scheduler_tls=SchedulerTls(ca=Path("sa"), certificate=Path("sc"), key=Path("sk")),
         profile="p",
         plan_timeout_s=0.25,
         overlap=Overlap.ON,
@@ -115,6 +125,13 @@ def test_every_setting_can_come_from_the_environment() -> None:
     )
 
 
+@pytest.mark.parametrize("insecure", [("--insecure",), ("--insecure", "on")])
+def test_another_address_than_loopback_needs_tls_or_the_word_that_it_is_insecure(insecure: tuple[str, ...]) -> None:
+    assert parse("--host", "0.0.0.0", *insecure).tls is None
+    assert parse("--host", "0.0.0.0", INSECURE="1").tls is None
+    assert parse("--host", "::1").tls is None
+
+
 @pytest.mark.parametrize(
     ("size", "num_bytes"),
     [("1GiB", 2**30), ("512MiB", 2**29), ("2TiB", 2**41), ("1.5KiB", 1536), ("4096", 4096), ("2e3", 2000)],
@@ -124,6 +141,11 @@ def test_sizes_have_units(size: str, num_bytes: int) -> None:
 
 
 BAD = [
+    ("--host", "0.0.0.0"),
+    ("--tls-certificate", "c"),
+    ("--tls-client-ca", "a"),
+    ("--scheduler-key", "k"),
+    ("--insecure", "perhaps"),
     ("--kv-cache-memory", "0"),
     ("--kv-cache-memory", "-1GiB"),
     ("--kv-cache-memory", "1GB"),

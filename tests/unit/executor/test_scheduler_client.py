@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -20,7 +21,10 @@ from executor_service.engine.limits import Limits
 from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from executor_service.scheduler_client import MAX_BACKOFF_S, MIN_BACKOFF_S, SchedulerClient
+from executor_service.scheduler_tls import SchedulerTls
+from executor_service.tls import TlsError
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc
+from support.certificates import Authority, Identity
 
 EXECUTOR_ID = "executor-0"
 SNAPSHOT = Snapshot(
@@ -121,11 +125,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @contextmanager
-def serving(scheduler: Scheduler, address: str = "127.0.0.1:0") -> Iterator[str]:
+def serving(scheduler: Scheduler, address: str = "127.0.0.1:0", shown: Identity | None = None) -> Iterator[str]:
     pool = ThreadPoolExecutor(4)
     server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server)
-    port = server.add_insecure_port(address)
+    if shown is None:
+        port = server.add_insecure_port(address)
+    else:
+        pair = (shown.key.read_bytes(), shown.certificate.read_bytes())
+        port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -337,3 +345,43 @@ def test_the_round_trip_ends_when_the_plan_arrives_and_not_when_it_is_fetched(cl
         clock.now += 60
         pending.result()
         assert pending.round_trip_us == 0
+
+
+# TLS
+
+
+def test_only_a_scheduler_that_the_authority_vouches_for_is_asked(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    asked, stranger = Scheduler(answer), Scheduler(answer)
+    with serving(stranger, shown=theirs.sign("a")) as first, serving(asked, shown=ours.sign("b")) as second:
+        client = SchedulerClient([first, second], executor_id=EXECUTOR_ID, timeout_s=20, tls=SchedulerTls(ca=ours.ca))
+        assert client.request(SNAPSHOT).result().iteration == 7
+        client.close()
+    assert num_calls([stranger, asked]) == [0, 1]
+
+
+def test_an_authority_that_is_renewed_counts_once_the_former_one_failed(clock: Clock, tmp_path: Path) -> None:
+    former, renewed = Authority(tmp_path / "former"), Authority(tmp_path / "renewed")
+    with serving(Scheduler(answer), shown=renewed.sign("scheduler")) as address:
+        client = SchedulerClient([address], executor_id=EXECUTOR_ID, timeout_s=20, tls=SchedulerTls(ca=former.ca))
+        failure_of(client)
+        for content in (b"none", renewed.ca.read_bytes()):
+            former.ca.write_bytes(content)
+            clock.now += MAX_BACKOFF_S
+            failure_of(client)
+        clock.now += MAX_BACKOFF_S
+        assert client.request(SNAPSHOT).result().iteration == 7
+        client.close()
+
+
+def test_files_that_cannot_be_used_are_said_at_the_start(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    mine, other = ours.sign("mine"), theirs.sign("other")
+    for tls, told in (
+        (SchedulerTls(ca=tmp_path / "gone"), "cannot read --scheduler-ca"),
+        (SchedulerTls(ca=mine.key), "holds no certificate"),
+        (SchedulerTls(ca=ours.ca, certificate=mine.certificate, key=other.key), "do not belong together"),
+        (SchedulerTls(ca=ours.ca, certificate=mine.certificate, key=tmp_path / "gone"), "cannot read"),
+    ):
+        with pytest.raises(TlsError, match=told):
+            SchedulerClient(["127.0.0.1:1"], executor_id=EXECUTOR_ID, timeout_s=1, tls=tls)

@@ -9,6 +9,7 @@ import pytest
 from scheduler_service.config import LogFormat, LogLevel, SchedulerConfig, parse_config
 from scheduler_service.core.policy import Eviction, Ordering, Policy
 from scheduler_service.profiles import DEFAULT_PROFILE, ProfileError, load_profiles
+from scheduler_service.tls import TlsFiles
 
 
 def test_without_flags_and_environment_all_is_default() -> None:
@@ -39,6 +40,34 @@ def test_a_setting_that_cannot_be_is_a_usage_error(
         parse_config(arguments, environment)
     assert caught.value.code == 2
     assert "metronome-scheduler: error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_tls(host: str) -> None:
+    assert parse_config(["--host", host], {}).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "scheduler.example"])
+def test_another_address_needs_tls_or_the_word_that_it_is_insecure(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(["--host", host], {"METRONOME_SCHEDULER_INSECURE": "off"})
+    assert f"{host} is no loopback address: give --tls-certificate and --tls-key" in capsys.readouterr().err
+    assert parse_config(["--host", host, "--insecure"], {}).tls is None
+    assert parse_config(["--host", host], {"METRONOME_SCHEDULER_INSECURE": "on"}).tls is None
+    files = ["--tls-certificate", "c", "--tls-key", "k", "--tls-client-ca", "a"]
+    tls = parse_config(["--host", host, *files], {}).tls
+    assert tls == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
+
+
+@pytest.mark.parametrize("flag", ["--tls-certificate", "--tls-key", "--tls-client-ca"])
+def test_tls_needs_a_certificate_and_its_key(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config([flag, "file"], {})
+    told = capsys.readouterr().err
+    assert flag in told
+    assert "--tls-certificate and --tls-key" in told
 
 
 def test_a_choice_that_is_none_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,6 @@ from scheduler_service import recording_file
 from scheduler_service.recording_file import RotatingFile
 from support.recordings import record_of, recorded_files, records_in, settings_of, write_recording
 
-ROOT = Path(__file__).parents[3]
-
 
 def read_until_cut(content: bytes) -> tuple[list[record_pb2.PlanRecord], str]:
     """The whole records of a file that was cut, and what is said of it."""
@@ -119,10 +117,3 @@ def test_a_directory_that_cannot_be_is_said_at_the_start(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(recording_file.RecordingError, match="choose another directory with --record-dir"):
         RotatingFile(settings_of(tmp_path / "file" / "below"))
-
-
-def test_both_services_write_the_same_format() -> None:
-    texts = {
-        (ROOT / service / "recording_file.py").read_text() for service in ("scheduler_service", "executor_service")
-    }
-    assert len(texts) == 1
