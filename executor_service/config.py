@@ -155,7 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument(
         "--prefix-cache",
         default="tenant",
-        help="reuse the KV of beginnings that prompts share: tenant, within a tenant; shared, among all; or off",
+        help="reuse the KV of beginnings that prompts share: tenant, within a tenant; shared, among all; or off "
+        "(answers to one prompt share it always)",
     )
     batch = parser.add_argument_group("batch")
     batch.add_argument("--max-num-batched-tokens", type=_positive, default=512, help="most tokens of a pass")

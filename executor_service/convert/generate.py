@@ -75,6 +75,8 @@ def parse_generate(
     tells_logprobs = first.output.num_logprobs is not None
     if num_given < num_computed and not tells_logprobs:
         first = replace(first, output=replace(first.output, num_logprobs=0))
+    if num_computed > 1:
+        first = replace(first, samples_of=first.id)
     others = (_another_answer(first, index, request_id=next(ids)) for index in range(1, num_computed))
     return Call(
         requests=(first, *others),

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import BlockCopy, Blocks, Books, Rows, Status
+from executor_service.engine.books import BlockCopy, Books, Rows, Status
 from executor_service.engine.entering import work_out
 from executor_service.engine.plan import EvictMode, Ids, Plan, Rejection
+from executor_service.kv.prefix_cache import Prefix
 
 
 class PlanRefusedError(Exception):
@@ -38,16 +39,21 @@ class CheckedPlan:
     reject: tuple[Rejection, ...]
     predicted_us: int
     kv_residency_charge: float | None
-    admit_prefixes: tuple[Blocks, ...] = ()  # the cached blocks that each of ``admit`` reuses
-    resume_prefixes: tuple[Blocks, ...] = ()
+    admit_prefixes: tuple[Prefix, ...] = ()  # what each of ``admit`` reuses
+    resume_prefixes: tuple[Prefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """What to copy before the pass, all of ``out`` before any of ``into``."""
+    """What to copy before the pass: all of ``out``, then all of ``within`` at once, then all of ``into``."""
 
     out: tuple[BlockCopy, ...]  # device to swap space
     into: tuple[BlockCopy, ...]  # swap space to device
+    within: tuple[BlockCopy, ...] = ()  # on the device; a block may be the source of one and the target of another
+
+    @property
+    def rows(self) -> list[int]:
+        return [copy.row for copy in self.out + self.within + self.into]
 
 
 def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
@@ -94,7 +100,7 @@ def apply(checked: CheckedPlan, books: Books) -> Copies:
     books.grow(checked.rows, checked.num_tokens)
     if checked.kv_residency_charge is not None:
         books.tenants.kv_residency_charge = checked.kv_residency_charge
-    return Copies(out=out, into=into)
+    return Copies(out=out, into=into, within=books.tail_copies(checked.admit, checked.admit_prefixes))
 
 
 def _check_one_fate(plan: Plan) -> None:

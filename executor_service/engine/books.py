@@ -21,7 +21,7 @@ from executor_service.engine.prefixes import Prefixes
 from executor_service.engine.sequence import Sequence
 from executor_service.engine.tenants import Tenants
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
-from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.kv.prefix_cache import Prefix, PrefixScope
 from executor_service.kv.swap_space import SwapSpace
 from executor_service.sampling.logprobs import NO_LOGPROBS
 
@@ -68,6 +68,13 @@ SAMPLING_COLUMNS: dict[str, type[np.generic]] = {
     "num_logprobs": np.int8,  # NO_LOGPROBS: none
     "num_prompt_logprobs": np.int8,
 }
+# What only the executor's own turns need.
+TURN_COLUMNS: dict[str, type[np.generic]] = {
+    "samples_of": np.int64,  # as in Request; 0 also where nothing may be reused
+}
+
+
+_COLUMNS = SCHEDULER_COLUMNS | SAMPLING_COLUMNS | TURN_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +97,7 @@ class Books:
         self.swap_space = SwapSpace(limits.num_swap_blocks)
         self.tenants = Tenants()
         self.columns: dict[str, NDArray[Any]] = {
-            name: np.zeros(capacity, dtype=dtype) for name, dtype in (SCHEDULER_COLUMNS | SAMPLING_COLUMNS).items()
+            name: np.zeros(capacity, dtype=dtype) for name, dtype in _COLUMNS.items()
         }
         # [capacity, max_blocks_per_request]; entries beyond num_blocks are stale but valid ids.
         self.block_tables: Blocks = np.zeros((capacity, limits.max_blocks_per_request), dtype=np.int32)
@@ -167,6 +174,7 @@ class Books:
             "min_output_tokens": request.stopping.min_output_tokens,
             "num_logprobs": _or_none(request.output.num_logprobs),
             "num_prompt_logprobs": _or_none(request.output.num_prompt_logprobs),
+            "samples_of": request.samples_of if request.reuse_prefix else 0,
         }
         for name, column in self.columns.items():
             column[row] = values.get(name, 0)
@@ -218,15 +226,15 @@ class Books:
         c["status"][row] = Status.WAITING
         c["num_computed_tokens"][row] = 0
 
-    def resume(self, row: int, prefix: Blocks) -> BlockCopy:
+    def resume(self, row: int, prefix: Prefix) -> BlockCopy:
         """Bring a swapped request back, with its ``cached_prefix``; the rest is to be copied.
 
         Copy before the swap blocks are written again, then ``note_copied_in``.
         """
         request_id = int(self.columns["id"][row])
-        num_reused = len(prefix)
+        num_reused = len(prefix.blocks)
         source = self.swap_space.holding(request_id).blocks
-        self._hold(row, prefix)
+        self._hold(row, prefix.blocks)
         target = self.prefixes.cache.allocate(len(source) - num_reused)
         self.swap_space.release(request_id)
         self.block_tables[row, num_reused : len(source)] = target
@@ -240,15 +248,16 @@ class Books:
         num_computed = self.columns["num_computed_tokens"][rows]
         self.prefixes.publish(rows, np.zeros_like(num_computed), num_computed, self.block_tables)
 
-    def admit(self, rows: Rows, prefixes: Iterable[Blocks]) -> None:
+    def admit(self, rows: Rows, prefixes: Iterable[Prefix]) -> None:
         """Let waiting requests run, each with its ``cached_prefix``.
 
+        One with a tail must ``grow``, and then have it copied (``tail_copies``), before the tail's block is written.
         Those that arrived before one of them and still wait are overtaken by it.
         """
         c = self.columns
         for row, prefix in zip(rows, prefixes, strict=True):
-            self._hold(row, prefix)
-            c["num_computed_tokens"][row] = len(prefix) * self.limits.block_size
+            self._hold(row, prefix.blocks)
+            c["num_computed_tokens"][row] = prefix.num_tokens(self.limits.block_size)
         c["status"][rows] = Status.RUNNING
         waiting = self.rows_with(Status.WAITING)
         arrived = c["arrival_time_us"]
@@ -269,6 +278,18 @@ class Books:
             self.block_tables[row, first : first + count] = blocks[start : start + count]
             c["num_blocks"][row] += count
             start += count
+
+    def tail_copies(self, rows: Rows, prefixes: Iterable[Prefix]) -> tuple[BlockCopy, ...]:
+        """The copies on the device that admitted requests with these prefixes need, each into its own new block."""
+        return tuple(
+            BlockCopy(
+                row=row,
+                source=np.array([prefix.tail_block], dtype=np.int32),
+                target=self.block_tables[row, len(prefix.blocks) : len(prefix.blocks) + 1].copy(),
+            )
+            for row, prefix in zip(rows.tolist(), prefixes, strict=True)
+            if prefix.num_tail_tokens
+        )
 
     def advance(self, rows: Rows, num_tokens: NDArray[np.int32]) -> None:
         """Note that a pass computed so many tokens of each row; the blocks that it filled can be reused from now on."""
@@ -297,9 +318,12 @@ class Books:
         num_tokens: NDArray[np.int32] = c["num_prompt_tokens"][rows] + c["num_output_tokens"][rows] - 1
         return np.where(c["status"][rows] == Status.SWAPPED, c["num_computed_tokens"][rows], num_tokens)
 
-    def cached_prefix(self, row: int) -> Blocks:
-        """The device blocks, [num_blocks], that a request would reuse if it entered now."""
-        return self.prefixes.match(int(row), int(self.num_reusable_tokens(np.array([row]))[0]))
+    def cached_prefix(self, row: int) -> Prefix:
+        """What a request would reuse of the device's blocks if it entered now."""
+        num_tokens = int(self.num_reusable_tokens(np.array([row]))[0])
+        if self.columns["status"][row] == Status.SWAPPED:  # its tail it has in swap space
+            return Prefix(blocks=self.prefixes.match(int(row), num_tokens))
+        return self.prefixes.match_with_tail(int(row), num_tokens)
 
     def forget_prefix(self, request_id: int) -> None:
         """Let nobody reuse what a running request holds: its KV is in doubt."""

@@ -28,13 +28,19 @@ class KVCopier(Protocol):
 
     def copy_in(self, swap_blocks: BlockIds, device_blocks: BlockIds) -> None: ...
 
+    def copy_within(self, source: BlockIds, target: BlockIds) -> None:
+        """From device blocks to others, as if all were read before any is written."""
+
 
 def run_copies(copies: Copies, kv: KVCopier) -> int:
-    """Make the copies of a plan, one batch a direction. Returns how many blocks were copied.
+    """Make the copies of a plan, one batch a direction. Returns how many blocks went to swap space or came from it.
 
-    All of ``out`` come first: a block that is copied out may be the target of a copy in, or of the pass itself.
+    All of ``out`` come first: a block that is copied out may be the target of another copy, or of the pass itself. And
+    those on the device before any comes in, to a block that a tail may have been read from.
     """
-    return _run(kv.copy_out, copies.out) + _run(kv.copy_in, copies.into)
+    num_out = _run(kv.copy_out, copies.out)
+    _run(kv.copy_within, copies.within)
+    return num_out + _run(kv.copy_in, copies.into)
 
 
 def _run(copy: Callable[[BlockIds, BlockIds], None], copies: tuple[BlockCopy, ...]) -> int:

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.books import NO_BLOCKS, Blocks, Books, Rows
+from executor_service.engine.books import NO_BLOCKS, Books, Rows
+from executor_service.kv.block_pool import BlockIds
+from executor_service.kv.prefix_cache import Prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entrance:
     """How a plan's requests come in. ``num_tokens``: [n], of each scheduled row, no more than it then lacks."""
 
-    admit_prefixes: tuple[Blocks, ...]
-    resume_prefixes: tuple[Blocks, ...]
+    admit_prefixes: tuple[Prefix, ...]
+    resume_prefixes: tuple[Prefix, ...]
     num_tokens: NDArray[np.int32]
     num_taken_blocks: int  # free blocks that the plan takes
     num_free_blocks: int  # once the evicted have left
@@ -40,7 +42,7 @@ def work_out(
     places = _places_of(entering, rows)
     while True:
         tokens, num_new = _demand(books, rows, num_tokens, places, prefixes, num_resumed=len(resume))
-        revived = np.unique(np.concatenate([NO_BLOCKS, *(prefix[counts[prefix] == 0] for prefix in prefixes)]))
+        revived = np.unique(np.concatenate([NO_BLOCKS, *(_free(p.blocks, counts) for p in prefixes)]))
         num_taken = num_new + len(revived)
         if num_taken <= num_free or not _shorten_last(prefixes, num_taken - num_free):
             break
@@ -64,26 +66,33 @@ def _demand(
     rows: Rows,
     num_tokens: NDArray[np.int32],
     places: NDArray[np.int64],
-    prefixes: list[Blocks],
+    prefixes: list[Prefix],
     *,
     num_resumed: int,
 ) -> tuple[NDArray[np.int32], int]:
     """Tokens that each row runs, and the blocks that are written anew, if those that enter have these prefixes."""
-    num_reused = np.array([len(prefix) for prefix in prefixes], dtype=np.int32)
+    num_reused = np.array([prefix.num_tokens(books.limits.block_size) for prefix in prefixes], dtype=np.int32)
     admitted = slice(0, len(prefixes) - num_resumed)
     computed, held = books["num_computed_tokens"][rows], books["num_blocks"][rows]
-    computed[places[admitted]] = num_reused[admitted] * books.limits.block_size
-    held[places] = num_reused  # what a swapped one holds is in swap space
+    computed[places[admitted]] = num_reused[admitted]
+    # What a swapped one holds is in swap space, and the copy of a tail has a block yet to be allocated.
+    held[places] = np.array([len(prefix.blocks) for prefix in prefixes], dtype=np.int32)
     num_lacking = books["num_prompt_tokens"][rows] + books["num_output_tokens"][rows] - computed
     tokens = np.minimum(num_tokens, num_lacking)
     missing = books.num_blocks_for(computed + tokens) - held
     return tokens, int(missing.clip(min=0).sum())
 
 
-def _shorten_last(prefixes: list[Blocks], num_blocks: int) -> bool:
-    """Take blocks off the end of the last prefix that has any. Returns whether there was one."""
+def _shorten_last(prefixes: list[Prefix], num_blocks: int) -> bool:
+    """Take blocks, and the tail, off the end of the last prefix that has any. Returns whether there was one."""
     for i in reversed(range(len(prefixes))):
-        if len(prefixes[i]):
-            prefixes[i] = prefixes[i][: max(0, len(prefixes[i]) - num_blocks)]
+        blocks = prefixes[i].blocks
+        if len(blocks):
+            prefixes[i] = Prefix(blocks=blocks[: max(0, len(blocks) - num_blocks)])
             return True
     return False
+
+
+def _free(blocks: BlockIds, counts: NDArray[np.int32]) -> BlockIds:
+    free: BlockIds = blocks[counts[blocks] == 0]
+    return free

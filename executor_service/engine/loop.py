@@ -28,7 +28,7 @@ from executor_service.engine.record_pass import BooksFigures, record_pass
 from executor_service.engine.request import EndCause, Event
 from executor_service.engine.safe_plan import make_safe_plan
 from executor_service.engine.sequence import Sequence
-from executor_service.engine.snapshot import Snapshot, project, take
+from executor_service.engine.snapshot import Snapshot, project, take, take_to_plan
 from executor_service.engine.stop_watch import StopWatch
 from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.runner import ExecuteResult
@@ -162,11 +162,12 @@ class Engine:
         try:
             num_copied = run_copies(copies, self._kv)
         except Exception as error:  # out of memory, a broken bus
-            rows = [copy.row for copy in copies.out + copies.into]
-            for row in rows:
+            for row in copies.rows:
                 self._books.lose_kv(row)
+            for copy in copies.within:
+                self._books.prefixes.forget_tail(copy.row)  # or the next to enter would try the same again
             self.counters.num_swap_failures += 1
-            self._observer.copies_failed(self._books["id"][rows].tolist(), error)
+            self._observer.copies_failed(self._books["id"][copies.rows].tolist(), error)
             return False
         if num_copied:
             self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
@@ -219,7 +220,7 @@ class Engine:
 
     def _snapshot_to_plan(self) -> Snapshot:
         self._desk.ended.clear()
-        return self.snapshot()
+        return take_to_plan(self._books, now_us=clock_us(), latency=self._latency.latency)
 
     def _projection(self, inputs: PassInputs) -> Snapshot:
         self._desk.ended.clear()
@@ -244,7 +245,7 @@ class Engine:
         counters.num_evicted_recompute += len(checked.evict_by_recompute)
         for row, prefix in zip(checked.admit, checked.admit_prefixes, strict=True):
             sequence = self._books.sequence(row)
-            self._count_reuse(sequence, len(prefix) * self._books.limits.block_size)
+            self._count_reuse(sequence, prefix.num_tokens(self._books.limits.block_size))
             sequence.first_run_us = sequence.first_run_us or now_us
         for rejection in checked.reject:
             self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail, rejection)

@@ -1,12 +1,17 @@
 """What the requests of the books can reuse of each other: the prefix cache, and the chain of block hashes of each row.
 
-Only whole blocks are reused, and of a request that waits never its last token, whose logits are needed: so it goes on
-at the start of a block of its own, and a block that others read is never written.
+Whole blocks are shared, and of a request that waits never its last token, whose logits are needed: so it goes on at the
+start of a block of its own, and a block that others read is never written.
+
+Several answers to one prompt share all of it but the last token, whatever the scope (docs/adr/0019). Its full blocks
+are shared like those of others. The tail, in the block after them, is copied by whoever enters: the pass writes that
+block at once, behind the tail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +19,21 @@ from numpy.typing import NDArray
 
 from executor_service.engine.sequence import Sequence
 from executor_service.kv.block_pool import BlockPool
-from executor_service.kv.prefix_cache import BlockChain, PrefixCache, PrefixScope
+from executor_service.kv.prefix_cache import BlockChain, Prefix, PrefixCache, PrefixScope
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]
 Counts = NDArray[np.integer[Any]]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Samples:
+    """The requests for several answers to one prompt that have not ended."""
+
+    num_shared_tokens: int  # all of the prompt but its last
+    num_shared_blocks: int  # of these, the full ones
+    tail_digest: bytes  # empty: they end with a full block
+    num_requests: int = 0
 
 
 class Prefixes:
@@ -28,20 +43,47 @@ class Prefixes:
         self.scope = scope
         self.cache = PrefixCache(pool, block_size=block_size)
         self._block_size = block_size
-        self._chains: dict[int, BlockChain] = {}  # by row; none where the scope is OFF
+        self._chains: dict[int, BlockChain] = {}  # by row; none where nobody may find what it computes
         self._bypassing: set[int] = set()  # rows that reuse nothing
+        self._samples: dict[int, _Samples] = {}  # by the first of their requests
+        self._samples_of: dict[int, int] = {}  # by row, the key of the former
 
     def enter(self, row: int, sequence: Sequence) -> None:
         """A request is in this row from now on."""
-        if self.scope is not PrefixScope.OFF:
-            root = self.scope.root(sequence.request.tenant)
-            self._chains[row] = BlockChain(root, sequence, block_size=self._block_size)
-            if not sequence.request.may_reuse_prefix:
-                self._bypassing.add(row)
+        request = sequence.request
+        is_sample = request.samples_of > 0
+        if self.scope is PrefixScope.OFF and not is_sample:
+            return
+        root = self.scope.root(request.tenant, alone=request.samples_of)
+        chain = self._chains[row] = BlockChain(root, sequence, block_size=self._block_size)
+        if not request.may_reuse_prefix:
+            self._bypassing.add(row)
+        if is_sample:
+            self._samples_of[row] = request.samples_of
+            if request.samples_of not in self._samples:
+                self._samples[request.samples_of] = self._samples_with(chain, sequence.num_prompt_tokens - 1)
+            self._samples[request.samples_of].num_requests += 1
 
     def leave(self, row: int) -> None:
-        self._chains.pop(row, None)
+        """After the request's blocks have been released."""
+        chain = self._chains.pop(row, None)
         self._bypassing.discard(row)
+        key = self._samples_of.pop(row, None)
+        if key is None or chain is None:
+            return
+        samples = self._samples[key]
+        samples.num_requests -= 1
+        if samples.num_requests == 0:
+            del self._samples[key]
+            self.cache.forget_texts([samples.tail_digest])
+            if self.scope is PrefixScope.OFF:
+                self.cache.forget_texts(chain.digests(samples.num_shared_blocks)[: samples.num_shared_blocks])
+
+    def forget_tail(self, row: int) -> None:
+        """The samples of a row's prompt compute its tail, until one of them has."""
+        samples = self._samples.get(self._samples_of.get(row, 0))
+        if samples is not None:
+            self.cache.forget_texts([samples.tail_digest])
 
     def match(self, row: int, num_tokens: int) -> Blocks:
         """The blocks, [num_blocks], of the longest cached prefix of a row's first ``num_tokens`` tokens."""
@@ -49,8 +91,19 @@ class Prefixes:
             return np.empty(0, dtype=np.int32)
         return self.cache.match(self._chains[row], num_tokens // self._block_size)
 
+    def match_with_tail(self, row: int, num_tokens: int) -> Prefix:
+        """The same for one that waits, with the tail of its prompt where it is one of several samples of that."""
+        blocks = self.match(row, num_tokens)
+        samples = self._samples_with_tail(row, len(blocks))
+        if samples is not None:
+            num_shared_tokens = samples.num_shared_tokens
+            block = self.cache.match_tail(self._chains[row], samples.tail_digest, num_shared_tokens)
+            if block >= 0:
+                return Prefix(blocks=blocks, tail_block=block, num_tail_tokens=num_shared_tokens % self._block_size)
+        return Prefix(blocks=blocks)
+
     def find(self, rows: Rows, num_tokens: Counts, soon: Mapping[bytes, int]) -> list[list[int]]:
-        """The same for many rows, by digests alone; ``soon``: what a pass will have published, of ``published_by``.
+        """The same blocks for many rows, by digests alone; ``soon``: what a pass will have published.
 
         Where a row begins as the one before it does, which is so in a queue of one system prompt, its blocks are not
         looked up again, and equal answers are one list.
@@ -70,6 +123,16 @@ class Prefixes:
             found.append(blocks)
         return found
 
+    def tail_lengths(self, rows: Rows, num_blocks: Counts, soon: Mapping[bytes, int]) -> NDArray[np.int32]:
+        """[n] tokens that each of ``rows``, which wait, finds of its tail behind so many blocks; 0: no tail."""
+        lengths = np.zeros(len(rows), dtype=np.int32)
+        if self._samples:
+            for i, (row, count) in enumerate(zip(rows.tolist(), num_blocks.tolist(), strict=True)):
+                samples = self._samples_with_tail(row, count)
+                if samples is not None and (samples.tail_digest in soon or self.cache.finds_tail(samples.tail_digest)):
+                    lengths[i] = samples.num_shared_tokens % self._block_size
+        return lengths
+
     def hashes(self, rows: Rows, blocks: Counts) -> list[int]:
         """A number for the text of each row up to the end of one of its blocks, counted from 0; equal for equal texts
         that may be shared, 64 bits. 0: it may not.
@@ -87,25 +150,68 @@ class Prefixes:
         """
         for chain, index, block in self._filled_by(rows, num_computed, num_tokens, block_tables):
             self.cache.publish(chain, index, block)
+        for chain, samples, block in self._tails_by(rows, num_computed, num_tokens, block_tables):
+            self.cache.publish_tail(chain, samples.tail_digest, samples.num_shared_tokens, block)
 
     def published_by(
         self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks
     ) -> dict[bytes, int]:
         """What ``publish`` will make known once such a pass has run: block by digest."""
         filled = self._filled_by(rows, num_computed, num_tokens, block_tables)
-        return {chain.digests(index + 1)[index]: block for chain, index, block in filled}
+        tails = self._tails_by(rows, num_computed, num_tokens, block_tables)
+        return {chain.digests(index + 1)[index]: block for chain, index, block in filled} | {
+            samples.tail_digest: block for _, samples, block in tails
+        }
 
     def _filled_by(
         self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks
     ) -> Iterator[tuple[BlockChain, int, int]]:
         """Chain, index in it, and block of each block that is filled."""
-        if self.scope is PrefixScope.OFF:
+        if not self._chains:
             return
         first, last = num_computed // self._block_size, (num_computed + num_tokens) // self._block_size
         for i in np.flatnonzero(last > first):  # one request in block_size at a time decodes across a block's end
             row = int(rows[i])
-            for index in range(first[i], last[i]):
+            for index in range(first[i], min(last[i], self._num_blocks_to_publish(row))):
                 yield self._chains[row], index, int(block_tables[row, index])
+
+    def _num_blocks_to_publish(self, row: int) -> int:
+        """Where nobody may find anything, samples find their prompt, and no more."""
+        if self.scope is not PrefixScope.OFF:
+            return _NO_LIMIT
+        return self._samples[self._samples_of[row]].num_shared_blocks if row in self._samples_of else 0
+
+    def _tails_by(
+        self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks
+    ) -> Iterator[tuple[BlockChain, _Samples, int]]:
+        """Chain, samples and block of each tail that is completed."""
+        if not self._samples:
+            return
+        spans = zip(rows.tolist(), num_computed.tolist(), num_tokens.tolist(), strict=True)
+        for row, start, count in spans:
+            samples = self._samples.get(self._samples_of.get(row, 0))
+            if samples is not None and samples.tail_digest and start <= samples.num_shared_tokens <= start + count:
+                yield self._chains[row], samples, int(block_tables[row, samples.num_shared_blocks])
+
+    def _samples_with(self, chain: BlockChain, num_shared_tokens: int) -> _Samples:
+        has_tail = num_shared_tokens % self._block_size > 0
+        return _Samples(
+            num_shared_tokens=num_shared_tokens,
+            num_shared_blocks=num_shared_tokens // self._block_size,
+            tail_digest=chain.tail_digest(num_shared_tokens) if has_tail else b"",
+        )
+
+    def _samples_with_tail(self, row: int, num_blocks: int) -> _Samples | None:
+        """The samples that a row is one of, if the tail of their prompt follows after so many blocks."""
+        if row in self._bypassing:
+            return None
+        samples = self._samples.get(self._samples_of.get(row, 0))
+        if samples is None or not samples.tail_digest or samples.num_shared_blocks != num_blocks:
+            return None
+        return samples
+
+
+_NO_LIMIT = 2**31
 
 
 def _number(digest: bytes) -> int:

@@ -80,6 +80,7 @@ class Request:
     arrival_time_us: int
     deadline_us: int  # 0: none
     reuse_prefix: bool = True  # False: all of it is computed
+    samples_of: int = 0  # of several answers to this prompt, the id of the first one's request; 0: there is one answer
 
     @property
     def may_reuse_prefix(self) -> bool:

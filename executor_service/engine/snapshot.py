@@ -6,7 +6,8 @@ asked for. Only what the tokens say (an end token, a stop string) is not; a requ
 plan when it is applied.
 
 What requests share is looked up here, for each state anew: a request that waits holds nothing, and is shown with the
-cached prefix that it would reuse if it entered now.
+cached prefix that it would reuse if it entered now. Of several samples of one prompt a state to plan has only the
+first, until the prompt's KV is there for the others (docs/adr/0019).
 """
 
 from __future__ import annotations
@@ -57,10 +58,23 @@ class Snapshot:
 
 
 def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
-    """The books as they stand between two passes."""
+    """The books as they stand between two passes, with everybody who is in them."""
     rows = books.rows()
     columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
     _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(NO_BLOCKS), soon={})
+    return _as_they_stand(books, columns, now_us=now_us, latency=latency)
+
+
+def take_to_plan(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
+    """The same without those whom another computes the prompt for."""
+    rows = books.rows()
+    columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
+    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(NO_BLOCKS), soon={})
+    columns = _without_held(books, rows, columns)
+    return _as_they_stand(books, columns, now_us=now_us, latency=latency)
+
+
+def _as_they_stand(books: Books, columns: dict[str, NDArray[Any]], *, now_us: int, latency: Latency | None) -> Snapshot:
     return Snapshot(
         iteration=books.iteration,
         now_us=now_us,
@@ -90,6 +104,7 @@ def project(
     remaining = np.flatnonzero(projected["status"])
     columns = {name: column[remaining] for name, column in projected.items()}
     _show_sharing(books, remaining, columns, counts, soon)
+    columns = _without_held(books, remaining, columns)
     return Snapshot(
         iteration=books.iteration + 1,
         now_us=now_us,
@@ -119,8 +134,11 @@ def _show_sharing(
     num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"]
     num_reusable_tokens = num_tokens - ((status == Status.WAITING) | (columns["num_output_tokens"] > 0))
     prefixes = books.prefixes.find(rows[waiting], num_reusable_tokens[waiting], soon)
-    num_blocks = columns["num_blocks"][waiting] = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))
-    columns["num_computed_tokens"][waiting] = num_blocks * block_size
+    num_blocks = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))
+    num_tail_tokens = books.prefixes.tail_lengths(rows[waiting], num_blocks, soon)
+    columns["num_computed_tokens"][waiting] = num_blocks * block_size + num_tail_tokens
+    # The copy of a tail takes a free block: it counts among those that nobody else holds.
+    columns["num_blocks"][waiting] = num_blocks + (num_tail_tokens > 0)
     before: list[int] = []
     num_shared = 0
     for i in np.flatnonzero(num_blocks):  # equal prefixes are one list
@@ -131,3 +149,24 @@ def _show_sharing(
     named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
     columns["next_block_hash"] = np.zeros(len(rows), dtype=np.int64)
     columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])
+
+
+def _without_held(books: Books, rows: Rows, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Leave those out who never ran and wait for the first of the samples of their prompt to compute it.
+
+    Planned, they would compute the same. The first is the one that came first of those that have not got the prompt on
+    the device: should it end, the next one takes over. One that was swapped out brings it back.
+    """
+    samples_of = books["samples_of"][rows]
+    if not samples_of.any():
+        return columns
+    status = columns["status"]
+    lacks = columns["num_computed_tokens"] < columns["num_prompt_tokens"] - 1
+    lacking = np.flatnonzero((samples_of > 0) & (lacks | (status == Status.SWAPPED)))
+    lacking = lacking[np.lexsort((columns["id"][lacking], samples_of[lacking]))]
+    is_first = np.ones(len(lacking), dtype=np.bool_)
+    is_first[1:] = np.diff(samples_of[lacking]) > 0
+    never_ran = (status[lacking] == Status.WAITING) & (columns["num_preemptions"][lacking] == 0)
+    shown = np.ones(len(rows), dtype=np.bool_)
+    shown[lacking[never_ran & ~is_first]] = False
+    return {name: column[shown] for name, column in columns.items()}

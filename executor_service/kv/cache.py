@@ -132,16 +132,21 @@ class KVCache:
         target, source = self._checked_pairs(device_blocks, swap_blocks)
         self._pool[:, :, target.to(self.device)] = self._swap_pool[:, :, source].to(self.device)
 
+    def copy_within(self, source: NDArray[np.integer[Any]], target: NDArray[np.integer[Any]]) -> None:
+        """Copy device blocks to others, pairwise and over all layers, as if all were read before any is written."""
+        to, of = (blocks.to(self.device) for blocks in self._checked_pairs(target, source))
+        self._pool.index_copy_(2, to, self._pool.index_select(2, of))
+
     def _checked_pairs(
-        self, device_blocks: NDArray[np.integer[Any]], swap_blocks: NDArray[np.integer[Any]]
+        self, device_blocks: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert len(device_blocks) == len(swap_blocks), "a copy needs as many sources as targets"
+        assert len(device_blocks) == len(others), "a copy needs as many sources as targets"
         # Indexing counts negative ids from the end, so it would not catch them.
         assert np.all(np.asarray(device_blocks) >= 0), "negative device block id"
-        assert np.all(np.asarray(swap_blocks) >= 0), "negative swap block id"
+        assert np.all(np.asarray(others) >= 0), "negative block id"
         return (
             torch.from_numpy(np.asarray(device_blocks, dtype=np.int64)),
-            torch.from_numpy(np.asarray(swap_blocks, dtype=np.int64)),
+            torch.from_numpy(np.asarray(others, dtype=np.int64)),
         )
 
 

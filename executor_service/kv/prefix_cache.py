@@ -9,12 +9,16 @@ reuses it goes on in a block of its own. When nobody holds it any more it is fre
 `block_pool.py`) until it is allocated anew, the least recently used first. Of two blocks with one text the first to be
 published is found.
 
+The tail of a text, less than a block, can be found too where somebody will ask for it: then the block's holder goes on
+to write it behind the tail, and whoever finds it takes a copy. Such a block may come to have two names.
+
 ``root`` tells apart who may reuse what whom computed: see `PrefixScope`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from itertools import islice
@@ -37,12 +41,28 @@ class PrefixScope(Enum):
 
     TENANT = "tenant"  # requests of one tenant, each other's
     SHARED = "shared"  # everybody, everybody's
-    OFF = "off"  # nobody, anything
+    OFF = "off"  # nobody, anything; but for the answers of one call, their prompt
 
-    def root(self, tenant: str) -> bytes:
-        """What the chains of a tenant's requests begin with."""
-        of_whom = f"{self.value}:{tenant}" if self is PrefixScope.TENANT else self.value
+    def root(self, tenant: str, *, alone: int = 0) -> bytes:
+        """What the chains of a tenant's requests begin with. Where the scope is OFF, those of the call ``alone``."""
+        of_whom = self.value
+        if self is PrefixScope.TENANT:
+            of_whom = f"{self.value}:{tenant}"
+        elif self is PrefixScope.OFF:
+            of_whom = f"{self.value}:{alone}"
         return blake2b(of_whom.encode(), digest_size=DIGEST_SIZE).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prefix:
+    """The KV that a request begins with: full blocks that it shares, and the tail of one that it copies."""
+
+    blocks: BlockIds  # [num_blocks]
+    tail_block: int = -1  # to be copied; -1: none
+    num_tail_tokens: int = 0  # of that block, the first
+
+    def num_tokens(self, block_size: int) -> int:
+        return len(self.blocks) * block_size + self.num_tail_tokens
 
 
 class Text(Protocol):
@@ -69,6 +89,16 @@ class BlockChain:
             self._digests.append(child_digest(parent, self.tokens(len(self._digests))))
         return self._digests
 
+    def tail_digest(self, num_tokens: int) -> bytes:
+        """That of the text up to its first ``num_tokens`` tokens, which end within a block."""
+        num_blocks = num_tokens // self._block_size
+        parent = self.digests(num_blocks)[num_blocks - 1] if num_blocks else self.root
+        return child_digest(parent, self.tail(num_tokens))
+
+    def tail(self, num_tokens: int) -> npt.NDArray[np.int32]:
+        """The last of the first ``num_tokens`` tokens, those beyond the full blocks."""
+        return self._text.tokens(num_tokens // self._block_size * self._block_size, num_tokens)
+
     def tokens(self, block: int, num_blocks: int = 1) -> npt.NDArray[np.int32]:
         """[num_blocks * block_size] tokens from the start of a block on."""
         start = block * self._block_size
@@ -86,17 +116,23 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, *, block_size: int) -> None:
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+        self._digest_of: dict[int, bytes] = {}  # of full blocks
+        self._tail_digest_of: dict[int, bytes] = {}
         self._token_ids = np.zeros((pool.num_blocks, block_size), dtype=np.int32)  # of the published blocks
+        self._num_tokens = np.zeros(pool.num_blocks, dtype=np.int32)  # of those, how many can be found
 
     def __len__(self) -> int:
         """How many blocks can be found."""
-        return len(self._block_of)
+        return len(self._digest_of.keys() | self._tail_digest_of.keys())
+
+    def num_found_tokens(self, blocks: BlockIds) -> npt.NDArray[np.int32]:
+        """How many of the first tokens of each of ``blocks`` others may come to read; whoever writes, writes behind."""
+        return self._num_tokens[blocks]
 
     def allocate(self, count: int) -> BlockIds:
         """Take ``count`` free blocks; those with content lose it. Raises OutOfBlocksError."""
         blocks = self._pool.allocate(count)
-        if self._digest_of:
+        if self._block_of:
             self._drop(blocks)
         return blocks
 
@@ -133,6 +169,30 @@ class PrefixCache:
         differs = (chain.tokens(0, len(blocks)).reshape(theirs.shape) != theirs).any(axis=1)
         return blocks[: int(differs.argmax())] if differs.any() else blocks
 
+    def finds_tail(self, digest: bytes) -> bool:
+        """Whether a tail is known, by digest alone."""
+        return digest in self._block_of
+
+    def match_tail(self, chain: BlockChain, digest: bytes, num_tokens: int) -> int:
+        """The block of a tail, ``digest`` that of the chain's first ``num_tokens`` tokens; -1 where it is not known."""
+        block = self._block_of.get(digest, -1)
+        tail = chain.tail(num_tokens)
+        return block if block >= 0 and np.array_equal(self._token_ids[block, : len(tail)], tail) else -1
+
+    def publish_tail(self, chain: BlockChain, digest: bytes, num_tokens: int, block: int) -> None:
+        """``block``, in use, begins with the KV of the tail of the chain's first ``num_tokens`` tokens.
+
+        One that can be found already stays so.
+        """
+        if digest in self._block_of or block in self._tail_digest_of:
+            return
+        tail = chain.tail(num_tokens)
+        self._pool.keep(np.array([block], dtype=np.int32))
+        self._block_of[digest] = block
+        self._tail_digest_of[block] = digest
+        self._token_ids[block, : len(tail)] = tail
+        self._num_tokens[block] = max(int(self._num_tokens[block]), len(tail))
+
     def publish(self, chain: BlockChain, index: int, block: int) -> None:
         """``block``, in use, holds the KV of the chain's block ``index``. A text that can be found already stays so."""
         digest = chain.digests(index + 1)[index]
@@ -142,6 +202,18 @@ class PrefixCache:
         self._block_of[digest] = block
         self._digest_of[block] = digest
         self._token_ids[block] = chain.tokens(index)
+        self._num_tokens[block] = len(self._token_ids[block])
+
+    def forget_texts(self, digests: Iterable[bytes]) -> None:
+        """Never find these by these names again: nobody will ask for them. Other names of a block stay."""
+        for digest in digests:
+            block = self._block_of.get(digest, -1)
+            if block < 0:
+                continue
+            if self._tail_digest_of.get(block) == digest and block in self._digest_of:
+                del self._block_of[digest], self._tail_digest_of[block]
+            else:  # a full block, or nothing but a tail; the tail in a full one is of no use without it
+                self.forget(np.array([block], dtype=np.int32))
 
     def forget(self, blocks: BlockIds) -> None:
         """Never find these again: their content is in doubt."""
@@ -150,13 +222,17 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raises BlockAccountingError unless the pool keeps each block that can be found, and no other."""
-        if {block: digest for digest, block in self._block_of.items()} != self._digest_of:
+        names = [*self._digest_of.items(), *self._tail_digest_of.items()]
+        if {digest: block for block, digest in names} != self._block_of or len(names) != len(self._block_of):
             raise BlockAccountingError("a digest and its block do not name each other")
-        if sorted(self._digest_of) != self._pool.with_content().tolist():
+        found = np.flatnonzero(self._num_tokens).tolist()
+        if not sorted({block for block, _ in names}) == found == self._pool.with_content().tolist():
             raise BlockAccountingError("the blocks that can be found are not those with content")
 
     def _drop(self, blocks: BlockIds) -> None:
+        self._num_tokens[blocks] = 0
         for block in blocks.tolist():
-            digest = self._digest_of.pop(block, None)
-            if digest is not None:
-                del self._block_of[digest]
+            for digest_of in (self._digest_of, self._tail_digest_of):
+                digest = digest_of.pop(block, None)
+                if digest is not None:
+                    del self._block_of[digest]

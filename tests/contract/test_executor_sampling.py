@@ -265,6 +265,21 @@ def test_case_39_several_answers_differ_and_are_those_of_their_seeds(client: Cli
     assert client.is_idle()
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_several_answers_compute_their_prompt_once(client: Client, n: int) -> None:
+    wait_until(client.is_idle)
+    before = client.books().counters.num_prefill_tokens
+    text = f"{n} answers to a prompt that nobody else has"
+    answer = client.generate(with_sampling(greedy(text, 6), n=n))
+    ends = [response.finished for response in answer.responses if response.HasField("finished")]
+    (num_prompt_tokens,) = {end.usage.num_prompt_tokens for end in ends}
+    cached = {end.index: end.usage.num_cached_tokens for end in ends}
+    assert cached == {0: 0} | dict.fromkeys(range(1, n), num_prompt_tokens - 1)
+    assert client.books().counters.num_prefill_tokens - before == num_prompt_tokens + n - 1
+    assert len({tuple(tokens) for tokens in answers(answer).values()}) == 1
+    assert client.is_idle()
+
+
 def test_the_best_of_several_answers_is_the_most_likely_one(client: Client) -> None:
     request = pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParameters(temperature=1.5, n=4, seed=3))
     request.stopping.max_tokens = 8

@@ -11,7 +11,7 @@ import numpy as np
 
 from executor_service.engine.books import Books, Status
 from executor_service.engine.limits import Limits
-from executor_service.kv.prefix_cache import BlockChain, PrefixScope
+from executor_service.kv.prefix_cache import BlockChain, Prefix, PrefixScope
 from support.engine import sequence_of
 
 
@@ -114,8 +114,10 @@ def _add(books: Books, standing: Standing) -> None:
     row = int(rows[0])
     books["num_output_tokens"][row] = standing.num_output_tokens
     if standing.status is not Status.WAITING:
-        prefix = books.cached_prefix(row)[: standing.num_computed_tokens // books.limits.block_size]
-        num_reused_tokens = len(prefix) * books.limits.block_size
+        prefix = Prefix(
+            blocks=books.cached_prefix(row).blocks[: standing.num_computed_tokens // books.limits.block_size]
+        )
+        num_reused_tokens = prefix.num_tokens(books.limits.block_size)
         num_tokens = np.array([standing.num_computed_tokens - num_reused_tokens], dtype=np.int32)
         books.admit(rows, [prefix])
         books.grow(rows, num_tokens)

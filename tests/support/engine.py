@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence as AbstractSequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from executor_service.engine.request import (
     TokensEvent,
 )
 from executor_service.engine.sequence import Detokenizer, Sequence
-from executor_service.kv.block_pool import BlockPool
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.batch import RaggedBatch
@@ -129,18 +129,21 @@ class Heard:
 
 
 class WatchedRunner:
-    """Notes the blocks that passes write although others hold them or may find them."""
+    """Notes the blocks that passes write although others hold them, or may find what stood there."""
 
     def __init__(self, runner: Runner, block_size: int) -> None:
         self._runner = runner
         self._block_size = block_size
-        self.pool: BlockPool | None = None
+        self.books: Books | None = None
         self.wrongly_written: list[int] = []
 
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
-        assert self.pool is not None
-        written = np.unique(batch.slot_mapping(self._block_size) // self._block_size).astype(np.int32)
-        wrong = (self.pool.reference_counts(written) != 1) | np.isin(written, self.pool.with_content())
+        assert self.books is not None
+        slots = np.sort(batch.slot_mapping(self._block_size))
+        written, first = np.unique(slots // self._block_size, return_index=True)
+        found = self.books.prefixes.cache.num_found_tokens(written)
+        is_shared = self.books.block_pool.reference_counts(written) != 1
+        wrong = is_shared | (slots[first] % self._block_size < found)
         self.wrongly_written += written[wrong].tolist()
         return self._runner.execute(batch, sampling)
 
@@ -176,7 +179,7 @@ class EngineUnderTest:
             sink=self._hear,
             observer=self.heard,
         )
-        self._runner.pool = self.books.block_pool
+        self._runner.books = self.books
 
     @property
     def books(self) -> Books:
@@ -191,6 +194,17 @@ class EngineUnderTest:
         request_id = next(self._ids)
         self.engine.submit(sequence_of(request_id, prompt, new, **fields))
         return request_id
+
+    def submit_samples(
+        self, prompt: AbstractSequence[int], new: int, count: int, sampling: Sampling = GREEDY
+    ) -> list[int]:
+        """Queue requests for several answers to one prompt, as they come of one call, each with a seed of its own."""
+        ids = [next(self._ids) for _ in range(count)]
+        seeded = (replace(sampling, seed=sampling.seed + place) for place in range(count))
+        self.engine.submit(
+            *(sequence_of(i, prompt, new, samples_of=ids[0], sampling=s) for i, s in zip(ids, seeded, strict=True))
+        )
+        return ids
 
     def step(self) -> bool:
         ran = self.engine.step()

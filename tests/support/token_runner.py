@@ -49,6 +49,9 @@ class TokenCache:
     def copy_in(self, swap_blocks: BlockIds, device_blocks: BlockIds) -> None:
         self.device[device_blocks] = self.swap[swap_blocks]
 
+    def copy_within(self, source: BlockIds, target: BlockIds) -> None:
+        self.device[target] = self.device[source]
+
 
 class TokenRunner:
     def __init__(self, cache: TokenCache) -> None:

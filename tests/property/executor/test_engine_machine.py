@@ -77,6 +77,10 @@ class MoodyCopies:
         self._fail()
         self._cache.copy_in(swap_blocks, device_blocks)
 
+    def copy_within(self, source: BlockIds, target: BlockIds) -> None:
+        self._fail()
+        self._cache.copy_within(source, target)
+
     def _fail(self) -> None:
         if self.fails_next:
             self.fails_next = False
@@ -166,6 +170,17 @@ class EngineMachine(RuleBasedStateMachine):
             prompt, new, stop_token_ids=stop_tokens, tenant=tenant, reuse_prefix=reuse_prefix
         )
         self.asked[request_id] = Asked(prompt=prompt, answer=answer, finish_reason=reason)
+
+    @rule(prompt=prompts(), new=st.integers(1, 12), count=st.integers(2, 4))
+    def submit_samples(self, prompt: list[int], new: int, count: int) -> None:
+        """Several answers to one prompt; the device chooses the same tokens for each."""
+        try:
+            self.served.limits.max_output_tokens(num_prompt_tokens=len(prompt), requested=new)
+        except RequestTooLongError:
+            return
+        answer = true_tokens(prompt, new)
+        for request_id in self.served.submit_samples(prompt, new, count):
+            self.asked[request_id] = Asked(prompt=prompt, answer=answer, finish_reason=FinishReason.LENGTH)
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:

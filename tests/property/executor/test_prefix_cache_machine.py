@@ -62,6 +62,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.cache = PrefixCache(self.pool, block_size=BLOCK_SIZE)
         self.running: list[Computed] = []
         self.known: dict[Name, int] = {}
+        self.tails: dict[Name, int] = {}
         self.kept: list[int] = []  # free blocks with content, least recently used first
 
     # The model
@@ -80,16 +81,21 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             blocks.append(self.known[text.name(index)])
         return blocks
 
+    @property
+    def contents(self) -> set[int]:
+        return {*self.known.values(), *self.tails.values()}
+
     def lose(self, block: int) -> None:
         """Its content is gone."""
         self.known = {name: known for name, known in self.known.items() if known != block}
+        self.tails = {name: known for name, known in self.tails.items() if known != block}
         if block in self.kept:
             self.kept.remove(block)
 
     def drop(self, text: Computed) -> None:
         """Its blocks are released, the last one first in the order in which they will be lost."""
         self.running.remove(text)
-        holders, contents = self.num_holders(), set(self.known.values())
+        holders, contents = self.num_holders(), self.contents
         self.kept += [block for block in text.blocks[::-1] if block in contents and not holders[block]]
 
     # What happens
@@ -137,7 +143,27 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             return
         for index in range(first, min(first + count, text.num_full_blocks)):
             self.cache.publish(text.chain, index, text.blocks[index])
-            self.known.setdefault(text.name(index), text.blocks[index])
+            if text.blocks[index] not in self.known.values():
+                self.known.setdefault(text.name(index), text.blocks[index])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), forget=st.booleans())
+    def tell_of_a_tail(self, data: st.DataObject, forget: bool) -> None:
+        """The first word of a block is found where somebody asks for it, until nobody does."""
+        text = data.draw(st.sampled_from(self.running))
+        num_words = data.draw(st.integers(0, len(text.words) - 1)) // BLOCK_SIZE * BLOCK_SIZE + 1
+        name, index = (text.tenant, text.words[:num_words]), num_words // BLOCK_SIZE
+        digest = text.chain.tail_digest(num_words)
+        assert self.cache.match_tail(text.chain, digest, num_words) == self.tails.get(name, -1)
+        assert self.cache.finds_tail(digest) == (name in self.tails)
+        if forget and name in self.tails:
+            self.cache.forget_texts([digest])
+            block = self.tails.pop(name)
+            if block not in self.known.values():
+                self.lose(block)
+        elif index < len(text.blocks) and text.blocks[index] not in self.tails.values():
+            self.cache.publish_tail(text.chain, digest, num_words, text.blocks[index])
+            self.tails.setdefault(name, text.blocks[index])
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -174,8 +200,10 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         every_block = np.arange(self.pool.num_blocks, dtype=np.int32)
         assert self.pool.reference_counts(every_block).tolist() == [holders[block] for block in every_block.tolist()]
         assert (self.pool.num_free, self.pool.num_kept) == (self.num_free(), len(self.kept))
-        assert self.pool.with_content().tolist() == sorted(self.known.values())
-        assert len(self.cache) == len(self.known)
+        assert self.pool.with_content().tolist() == sorted(self.contents)
+        assert len(self.cache) == len(self.contents)
+        readable = dict.fromkeys(self.tails.values(), 1) | dict.fromkeys(self.known.values(), BLOCK_SIZE)
+        assert self.cache.num_found_tokens(every_block).tolist() == [readable.get(b, 0) for b in every_block.tolist()]
 
     @invariant()
     def integrity_holds(self) -> None:

@@ -233,6 +233,10 @@ class SlowCopies:
         time.sleep(0.02)
         self._cache.copy_in(swap_blocks, device_blocks)
 
+    def copy_within(self, source: BlockIds, target: BlockIds) -> None:
+        time.sleep(0.02)
+        self._cache.copy_within(source, target)
+
 
 def test_case_24_blocks_are_copied_out_before_their_next_holder_writes_them() -> None:
     """In one plan A is swapped out of its three blocks and B is admitted into the very same."""

@@ -63,6 +63,14 @@ def test_what_was_copied_out_is_safe_from_writes_to_its_old_blocks() -> None:
     assert torch.equal(content(kv_cache, 4), before)
 
 
+def test_copies_on_the_device_read_all_before_they_write_any() -> None:
+    kv_cache = filled()
+    before = {block: content(kv_cache, block) for block in range(6)}
+    kv_cache.copy_within(np.array([4, 4, 1]), np.array([2, 1, 5], dtype=np.int32))
+    for block, source in enumerate([0, 4, 4, 3, 4, 1]):
+        assert torch.equal(content(kv_cache, block), before[source])
+
+
 def test_copying_no_blocks_changes_nothing() -> None:
     kv_cache = filled()
     before = [content(kv_cache, block) for block in range(6)]

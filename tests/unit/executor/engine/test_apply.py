@@ -207,7 +207,7 @@ def case_27(num_free_blocks: int) -> Books:
 
 
 def cached_blocks(books: Books, request_id: int) -> list[int]:
-    blocks: list[int] = books.cached_prefix(int(books.rows_of([request_id])[0])).tolist()
+    blocks: list[int] = books.cached_prefix(int(books.rows_of([request_id])[0])).blocks.tolist()
     return blocks
 
 
@@ -264,7 +264,7 @@ def test_one_whose_prefix_loses_its_last_holder_in_the_same_plan_still_enters() 
     books = books_with(limits_of(num_blocks=4), *texts(decoding(1, 60), waiting(2, prompt=96)))
     assert len(cached_blocks(books, 2)) == 3
     checked = applied(plan_of({2: 48}, admit=(2,), evict={1: RECOMPUTE}), books)
-    assert [len(prefix) for prefix in checked.admit_prefixes] == [1]
+    assert [len(prefix.blocks) for prefix in checked.admit_prefixes] == [1]
     assert checked.num_tokens.tolist() == [48]
     assert books.block_pool.num_free == 0
 

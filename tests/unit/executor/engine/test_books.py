@@ -9,9 +9,10 @@ import pytest
 
 from executor_service.engine.books import Books, Status
 from executor_service.kv.block_pool import BlockAccountingError
+from executor_service.kv.prefix_cache import Prefix
 from support.engine import limits_of, sequence_of
 
-NOTHING = np.empty(0, dtype=np.int32)
+NOTHING = Prefix(blocks=np.empty(0, dtype=np.int32))
 
 
 def running_books(*num_stored: int, **sizes: int) -> Books:

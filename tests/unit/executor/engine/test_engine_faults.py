@@ -92,6 +92,10 @@ class FailingCopies:
         self._fail("in")
         self._cache.copy_in(swap_blocks, device_blocks)
 
+    def copy_within(self, source: BlockIds, target: BlockIds) -> None:
+        self._fail("within")
+        self._cache.copy_within(source, target)
+
     def _fail(self, direction: str) -> None:
         if direction == self._direction and self._num_failures:
             self._num_failures -= 1
