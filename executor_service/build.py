@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import structlog
+import torch
 
 from executor_service.config import Config
 from executor_service.convert.generate import ModelFacts
@@ -24,6 +25,7 @@ from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.scheduler_client import SchedulerClient
 from executor_service.sizing import allocate_cache, fitting_limits
 from executor_service.text.tokenizer import Tokenizer
+from executor_service.warm_up import run_first_passes
 
 log = structlog.get_logger()
 
@@ -39,6 +41,8 @@ def build_executor(
     progress: Callable[[str], None],
 ) -> Executor:
     """Takes as long as the model's loading. Raises RecordingError, TlsError, ModelSourceError or SizeError."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)  # of the calling thread, for the first passes
     # These two say what is wrong with their files before the model is loaded.
     recorder = _recorder(config)
     planner = SchedulerClient(
@@ -65,6 +69,8 @@ def build_executor(
     vocab_size = loaded.model.get_input_embeddings().num_embeddings
     progress("preparing the vocabulary for constraints")
     constraints = ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids)
+    runner = ModelRunner(loaded, cache)
+    progress("running the first passes")
     return Executor(
         executor_id=executor_id,
         loaded=loaded,
@@ -76,7 +82,7 @@ def build_executor(
         ),
         engine=Engine(
             limits=limits,
-            runner=ModelRunner(loaded, cache),
+            runner=runner,
             kv=cache,
             planner=planner,
             overlap=config.overlap,
@@ -84,6 +90,7 @@ def build_executor(
             observer=observer,
             prefix_scope=config.prefix_cache,
             swap_block_us=_measure_swap_block_us(cache),
+            first_passes=run_first_passes(runner, limits),
         ),
         planner=planner,
     )

@@ -18,7 +18,7 @@ from executor_service.engine.books import Books, Status
 from executor_service.engine.desk import Desk
 from executor_service.engine.device import KVCopier, Runner, run_copies
 from executor_service.engine.inbox import Inbox
-from executor_service.engine.latency import LatencyFitter
+from executor_service.engine.latency import LatencyFitter, MeasuredPass
 from executor_service.engine.limits import Limits
 from executor_service.engine.plan import PlanSource
 from executor_service.engine.planner import Planner
@@ -56,13 +56,14 @@ class Engine:
         observer: Observer,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
         swap_block_us: float = 0.0,
+        first_passes: tuple[MeasuredPass, ...] = (),
     ) -> None:
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
         self._books = Books(limits, prefix_scope=prefix_scope)
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
         self._planning_failure = ""
-        self._latency = LatencyFitter(swap_block_us=swap_block_us)
+        self._latency = LatencyFitter(swap_block_us=swap_block_us, first_passes=first_passes)
         self._runner = runner
         self._kv = kv
         self._observer = observer
@@ -279,8 +280,10 @@ class Engine:
 
     def _learn(self, inputs: PassInputs, record: PassRecord) -> None:
         self._latency.add_pass(
-            num_prefill_tokens=record.num_prefill_tokens,
-            num_decodes=record.num_decode_requests,
-            num_kv_tokens=int(inputs.batch.context_lens[: inputs.num_decodes].sum()),
-            time_us=record.total_us - record.plan_wait_us,
+            MeasuredPass(
+                num_prefill_tokens=record.num_prefill_tokens,
+                num_decodes=record.num_decode_requests,
+                num_kv_tokens=int(inputs.batch.context_lens[: inputs.num_decodes].sum()),
+                time_us=record.total_us - record.plan_wait_us,
+            )
         )
