@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 
 MAX_PROMPT_TOKENS = 1024
@@ -40,6 +41,13 @@ def jobs_from_file(path: Path) -> list[Job]:
         Job(prompt_token_ids=tuple(request["prompt_token_ids"]), num_output_tokens=request["output_len"])
         for request in requests
     ]
+
+
+def poisson_arrivals_s(count: int, rate: float, *, seed: int) -> list[float]:
+    """When each of ``count`` jobs arrives, in seconds, the first at 0: ``rate`` of them a second in the mean."""
+    draw = random.Random(seed)
+    gaps = (draw.expovariate(rate) for _ in range(count - 1))
+    return list(accumulate(gaps, initial=0.0))
 
 
 def _job(draw: random.Random, start_token: int, tokens: Sequence[int]) -> Job:
