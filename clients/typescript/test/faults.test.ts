@@ -1,0 +1,265 @@
+/** Whatever goes wrong, a call ends, with the error that says what it was. No test here waits longer than its own bound. */
+
+import assert from "node:assert/strict";
+import { after, before, describe, it } from "node:test";
+import * as grpc from "@grpc/grpc-js";
+import * as client from "../src/index.js";
+import { type ClientOptions, type Event, InferenceClient } from "../src/index.js";
+import { pem, proxy, tlsProxy } from "./proxy.js";
+import { refusal, serve } from "./scripted.js";
+import { collect, EXECUTOR, type ExecutorProcess, HANG_MS, isIdle, NOBODY, startExecutor, until } from "./services.js";
+
+const ONCE = { retry: { maxAttempts: 1 } };
+const LONG = { temperature: 0, ignoreEos: true, maxTokens: 200 };
+
+/** An answer that has begun. */
+async function begun(executor: InferenceClient, options = {}): Promise<AsyncGenerator<Event, void, undefined>> {
+  const events = executor.generate("hello", { ...LONG, ...options });
+  assert.equal((await events.next()).value?.kind, "started");
+  return events;
+}
+
+describe("nobody there", { timeout: HANG_MS }, () => {
+  for (const address of [NOBODY, "no-such-host.invalid:50052"]) {
+    for (const retry of [{ maxAttempts: 1 }, { maxAttempts: 3, initialBackoffMs: 10 }]) {
+      it(`is said at ${address} with ${JSON.stringify(retry)}`, async () => {
+        using absent = new InferenceClient(address, { retry });
+        await assert.rejects(absent.modelInfo(), (error) => {
+          assert.ok(error instanceof client.UnavailableError);
+          assert.deepEqual([error.code, error.reason], ["UNAVAILABLE", ""]);
+          return true;
+        });
+        await assert.rejects(collect(absent.generate("hello")), client.UnavailableError);
+        await assert.rejects(absent.cancel("r"), client.UnavailableError);
+      });
+    }
+  }
+
+  it("is said sooner than a pause that would outlast the deadline", async () => {
+    const retry = { initialBackoffMs: 3_600_000, maxBackoffMs: 3_600_000 };
+    using absent = new InferenceClient(NOBODY, { retry });
+    await assert.rejects(absent.modelInfo({ timeoutMs: 2_000 }), client.MetronomeError);
+  });
+});
+
+describe("a deadline that passes", { timeout: HANG_MS }, () => {
+  it("ends a call that nobody answers", async () => {
+    const silent = await proxy(undefined);
+    using executor = new InferenceClient(silent.address, { timeoutMs: 200 });
+    await assert.rejects(executor.modelInfo(), client.DeadlineExceededError);
+    await assert.rejects(executor.modelInfo({ timeoutMs: 0 }), client.DeadlineExceededError);
+    await assert.rejects(collect(executor.generate("hello", { timeoutMs: 200 })), client.DeadlineExceededError);
+    await assert.rejects(executor.modelInfo({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
+    silent.stop();
+  });
+
+  it("ends an answer that is under way", async () => {
+    using executor = new InferenceClient(EXECUTOR);
+    const events = executor.generate("hello", { ...LONG, timeoutMs: 60 });
+    await assert.rejects(collect(events), (error) => {
+      assert.ok(error instanceof client.DeadlineExceededError);
+      return true;
+    });
+    await until(() => isIdle(executor));
+  });
+});
+
+describe("a line that is cut", { timeout: HANG_MS }, () => {
+  it("ends an answer that has begun, once, and not another call", async () => {
+    const line = await proxy(EXECUTOR);
+    using executor = new InferenceClient(line.address);
+    const events = await begun(executor);
+    line.cut();
+    const rest: Event[] = [];
+    await assert.rejects(async () => {
+      for await (const event of events) {
+        rest.push(event);
+      }
+    }, client.UnavailableError);
+    assert.ok(rest.every((event) => event.kind !== "started")); // it was not begun anew
+    assert.equal((await executor.modelInfo()).vocabSize, 300);
+    line.stop();
+  });
+});
+
+describe("a message over the limit", { timeout: HANG_MS }, () => {
+  it("is not sent", async () => {
+    using executor = new InferenceClient(EXECUTOR, { maxMessageBytes: 1_000 });
+    await assert.rejects(executor.tokenize("a".repeat(2_000)), client.MessageTooLargeError);
+    await assert.rejects(collect(executor.generate("a".repeat(2_000))), client.MessageTooLargeError);
+  });
+
+  it("is not taken", async () => {
+    using executor = new InferenceClient(EXECUTOR, { maxMessageBytes: 20 });
+    await assert.rejects(executor.state(), client.MessageTooLargeError);
+    await assert.rejects(collect(executor.watchState()), client.MessageTooLargeError);
+  });
+
+  it("is refused by the service", async () => {
+    using executor = new InferenceClient(EXECUTOR, { maxMessageBytes: 100 * 2 ** 20 });
+    await assert.rejects(executor.tokenize("a".repeat(65 * 2 ** 20)), client.MessageTooLargeError);
+  });
+});
+
+describe("a certificate", { timeout: HANG_MS }, () => {
+  const authority = pem("authority.pem");
+  const own = { cert: pem("localhost.pem"), key: pem("localhost.key") };
+  const foreign = { cert: pem("elsewhere.test.pem"), key: pem("elsewhere.test.key") };
+
+  async function ask(server: typeof own & { ca?: Buffer; requestCert?: boolean }, options: ClientOptions) {
+    const line = await tlsProxy(EXECUTOR, server);
+    using executor = new InferenceClient(`localhost:${line.port}`, { ...ONCE, ...options });
+    try {
+      return (await executor.modelInfo()).vocabSize;
+    } finally {
+      line.stop();
+    }
+  }
+
+  it("that is trusted is taken, and everything works as without", async () => {
+    const line = await tlsProxy(EXECUTOR, own);
+    using executor = new InferenceClient(line.address, { tls: { rootCertificates: authority } });
+    const events = await collect(executor.generate("hello", { ...LONG, maxTokens: 3 }));
+    assert.equal(events.at(-1)?.kind, "finished");
+    line.stop();
+  });
+
+  it("of nobody known is refused, and the error says so", async () => {
+    await assert.rejects(ask(own, { tls: true }), (error) => {
+      assert.ok(error instanceof client.UnavailableError);
+      assert.match(error.message, /certificate/);
+      return true;
+    });
+  });
+
+  it("of another name is refused, unless that is the name asked for", async () => {
+    await assert.rejects(ask(foreign, { tls: { rootCertificates: authority } }), (error) => {
+      assert.ok(error instanceof client.UnavailableError);
+      assert.match(error.message, /certificate's altnames/);
+      return true;
+    });
+    const tls = { rootCertificates: authority, serverName: "elsewhere.test" };
+    assert.equal(await ask(foreign, { tls }), 300);
+  });
+
+  it("is shown where the server asks for it", async () => {
+    const server = { ...own, ca: authority, requestCert: true };
+    await assert.rejects(ask(server, { tls: { rootCertificates: authority } }), client.UnavailableError);
+    const tls = { rootCertificates: authority, certificate: foreign.cert, privateKey: foreign.key };
+    assert.equal(await ask(server, { tls }), 300);
+  });
+
+  it("is missed by whoever speaks TLS to a server that does not, and the other way round", async () => {
+    using encrypted = new InferenceClient(EXECUTOR, { ...ONCE, tls: { rootCertificates: authority } });
+    await assert.rejects(encrypted.modelInfo({ timeoutMs: 3_000 }), client.MetronomeError);
+    const line = await tlsProxy(EXECUTOR, own);
+    using plain = new InferenceClient(line.address, ONCE);
+    await assert.rejects(plain.modelInfo({ timeoutMs: 3_000 }), client.MetronomeError);
+    line.stop();
+  });
+});
+
+describe("a token", { timeout: HANG_MS }, () => {
+  const tls = { rootCertificates: pem("authority.pem") };
+  const credentials = grpc.ServerCredentials.createSsl(null, [
+    { cert_chain: pem("localhost.pem"), private_key: pem("localhost.key") },
+  ]);
+  const detokenize: grpc.handleUnaryCall<unknown, unknown> = (call, answer) => {
+    const isKnown = call.metadata.get("authorization")[0] === "Bearer right";
+    answer(isKnown ? null : refusal(grpc.status.UNAUTHENTICATED), {
+      $typeName: "metronome.inference.v1.DetokenizeResponse",
+      text: "yes",
+    });
+  };
+
+  it("that is right lets in, and one that is wrong or missing does not", async () => {
+    const server = await serve({ detokenize }, { credentials });
+    const tokens = ["right", () => "right", async () => "right"];
+    for (const token of tokens) {
+      using executor = new InferenceClient(server.address, { tls, token });
+      assert.equal(await executor.detokenize([]), "yes");
+    }
+    for (const token of ["wrong", undefined, () => Promise.reject(new Error("no token today"))]) {
+      using executor = new InferenceClient(server.address, { tls, token });
+      await assert.rejects(executor.detokenize([]), { name: "UnauthenticatedError" });
+    }
+    server.stop();
+  });
+
+  it("never leaves unencrypted", () => {
+    assert.throws(() => new InferenceClient(EXECUTOR, { token: "right" }), TypeError);
+  });
+});
+
+describe("an executor with one place and one to wait in", { timeout: 2 * HANG_MS }, () => {
+  let executor: ExecutorProcess;
+  let once: InferenceClient;
+  before(async () => {
+    executor = await startExecutor("--max-num-seqs", "1", "--max-num-waiting", "1", "--num-blocks", "64");
+    once = new InferenceClient(executor.address, ONCE);
+  });
+  after(async () => {
+    once.close();
+    await executor.kill();
+  });
+
+  /** Takes both places. */
+  async function occupy() {
+    await until(() => isIdle(once));
+    const running = await begun(once, { maxTokens: 480 });
+    await running.next(); // it runs, so that the next one waits
+    return [running, await begun(once)] as const;
+  }
+
+  it("says that it is full, and when to come again", async () => {
+    const answers = await occupy();
+    await assert.rejects(collect(once.generate("hello")), (error) => {
+      assert.ok(error instanceof client.QueueFullError);
+      assert.ok((error.retryDelayMs ?? 0) > 0);
+      return true;
+    });
+    for (const events of answers) {
+      await events.return();
+    }
+  });
+
+  it("is come back to, when it says, by a client that tries again", async () => {
+    const answers = await occupy();
+    using patient = new InferenceClient(executor.address, { retry: { maxAttempts: 10 } });
+    const answer = collect(patient.generate("hello", { ...LONG, maxTokens: 2 }));
+    for (const events of answers) {
+      await events.return();
+    }
+    assert.equal((await answer).at(-1)?.kind, "finished");
+  });
+
+  it("that is stopped dead is given up at the deadline", async () => {
+    executor.process.kill("SIGSTOP");
+    try {
+      await assert.rejects(once.modelInfo({ timeoutMs: 300 }), client.DeadlineExceededError);
+      await assert.rejects(collect(once.generate("hello", { timeoutMs: 300 })), client.DeadlineExceededError);
+    } finally {
+      executor.process.kill("SIGCONT");
+    }
+    await until(() => isIdle(once));
+  });
+
+  it("takes nothing new while it drains, and ends what it has; and when it is killed, those who watch it know", async () => {
+    const watched = once.watchState();
+    await watched.next();
+    const events = await begun(once);
+    const drained = once.drain();
+    await until(async () => (await once.state()).state?.executors[0]?.draining === true);
+    await assert.rejects(collect(once.generate("hello")), (error) => {
+      assert.ok(error instanceof client.DrainingError);
+      assert.ok(error instanceof client.UnavailableError);
+      return true;
+    });
+    assert.equal((await collect(events)).at(-1)?.kind, "finished");
+    await drained;
+    const watching = assert.rejects(collect(watched), client.UnavailableError);
+    await executor.kill();
+    await watching;
+    await assert.rejects(once.state(), client.UnavailableError);
+  });
+});

@@ -1,0 +1,140 @@
+/** Against a real scheduler. */
+
+import assert from "node:assert/strict";
+import { after, describe, it } from "node:test";
+import * as contract from "../src/contract/scheduler.js";
+import * as client from "../src/index.js";
+import { type Columns, requestTable, SchedulerClient } from "../src/index.js";
+import { SCHEDULER } from "./services.js";
+
+const scheduler = new SchedulerClient(SCHEDULER);
+after(() => scheduler.close());
+
+const { WAITING, RUNNING } = contract.RequestStatus;
+
+const TABLE: Columns = {
+  id: [1, 2, 3],
+  status: [RUNNING, WAITING, WAITING],
+  arrivalTimeUs: [1_000, 2_000, 3_000],
+  numPromptTokens: [16, 16, 200],
+  numOutputTokens: [1, 0, 0],
+  numComputedTokens: [16, 0, 0],
+  numBlocks: [1, 0, 0],
+};
+
+function stateWith(columns: Columns) {
+  const limits = { maxNumBatchedTokens: 64, maxNumSeqs: 4, blockSize: 16, numBlocks: 8, maxModelLen: 128 };
+  return {
+    nowUs: 1_000_000n,
+    executors: [
+      {
+        executorId: "ts",
+        iteration: 5n,
+        limits,
+        numFreeBlocks: 7,
+        numFreeSwapBlocks: 0,
+        requests: requestTable(columns),
+      },
+    ],
+  };
+}
+
+describe("a scheduler", () => {
+  it("plans a state, and says why", async () => {
+    const { plans } = await scheduler.plan({ state: stateWith(TABLE), explain: true });
+    const [plan] = plans;
+    assert.deepEqual([plan?.executorId, plan?.iteration], ["ts", 5n]);
+    assert.deepEqual(plan?.scheduled?.id, [1n, 2n]);
+    assert.deepEqual(plan?.scheduled?.numTokens, [1, 16]);
+    assert.deepEqual(plan?.admit?.id, [2n]);
+    assert.deepEqual(plan?.reject?.reason, [contract.Reason.REJECTED_EXCEEDS_BLOCKS]);
+    assert.deepEqual(plan?.explanations?.id, [1n, 2n, 3n]);
+  });
+
+  it("finds nothing wrong with its own plan, and what is wrong with another", async () => {
+    const state = stateWith(TABLE);
+    const { plans } = await scheduler.plan({ state });
+    assert.deepEqual(await scheduler.verify({ state, plans }), []);
+    const [plan] = plans;
+    assert.ok(plan?.scheduled);
+    plan.scheduled.numTokens[1] = 60;
+    const [violation] = await scheduler.verify({ state, plans });
+    assert.equal(violation?.executorId, "ts");
+    assert.ok(violation.description.length > 0);
+  });
+
+  it("places requests onto executors", async () => {
+    const requests = requestTable({ id: [7n], status: [WAITING], numPromptTokens: [16] });
+    const { assignments } = await scheduler.place({ state: stateWith(TABLE), requests });
+    assert.deepEqual(
+      assignments.map(({ id, executorId }) => [id, executorId]),
+      [[7n, "ts"]],
+    );
+  });
+
+  it("lists its profiles", async () => {
+    const profiles = await scheduler.listProfiles();
+    assert.equal(profiles.filter((profile) => profile.isDefault).length, 1);
+    const [first] = profiles;
+    assert.ok(first);
+    await scheduler.plan({ state: stateWith(TABLE), policyChoice: { case: "profile", value: first.name } });
+  });
+
+  const rows: [string, Parameters<SchedulerClient["plan"]>[0], unknown, string][] = [
+    ["no state", {}, client.MissingFieldError, "state"],
+    [
+      "an unknown profile",
+      { state: stateWith(TABLE), policyChoice: { case: "profile", value: "fast" } },
+      client.UnknownProfileError,
+      "profile",
+    ],
+    [
+      "a short column",
+      { state: stateWith({ ...TABLE, numBlocks: [1] }) },
+      client.ColumnLengthError,
+      "state.executors[0].requests.num_blocks",
+    ],
+    [
+      "an id twice",
+      { state: stateWith({ ...TABLE, id: [1, 2, 2] }) },
+      client.DuplicateError,
+      "state.executors[0].requests.id[2]",
+    ],
+    [
+      "a policy out of range",
+      { state: stateWith(TABLE), policyChoice: { case: "policy", value: { watermark: 2 } } },
+      client.OutOfRangeError,
+      "policy.watermark",
+    ],
+  ];
+  for (const [name, request, expected, field] of rows) {
+    it(`says what is wrong with ${name}`, async () => {
+      await assert.rejects(scheduler.plan(request), (error) => {
+        assert.ok(error instanceof client.InvalidArgumentError);
+        assert.equal(error.constructor, expected, error.stack);
+        assert.equal(error.domain, "scheduler.metronome");
+        assert.equal(error.fieldViolations[0]?.field, field);
+        return true;
+      });
+    });
+  }
+});
+
+describe("a table", () => {
+  it("is written from numbers, bigints and typed arrays", () => {
+    const table = requestTable({ id: [1, 2n], status: [WAITING, WAITING], numPromptTokens: Int32Array.of(3, 4) });
+    assert.deepEqual(
+      [table.id, table.numPromptTokens],
+      [
+        [1n, 2n],
+        [3, 4],
+      ],
+    );
+    assert.deepEqual(requestTable({ id: BigInt64Array.of(5n) }).id, [5n]);
+  });
+
+  it("takes whole numbers, into columns that there are", () => {
+    assert.throws(() => requestTable({ id: [1.5] }), RangeError);
+    assert.throws(() => requestTable({ ids: [1] } as Columns), TypeError);
+  });
+});
