@@ -14,6 +14,7 @@ import click
 
 from metronome_cli.command_error import CommandError
 from metronome_cli.commands.chat import chat
+from metronome_cli.commands.conformance import conformance
 from metronome_cli.commands.explain import explain
 from metronome_cli.commands.generate import generate
 from metronome_cli.commands.plan import plan
@@ -33,7 +34,7 @@ def metronome() -> None:
     """Schedule LLM inference one iteration at a time: generate, look into an executor's books, ask for plans."""
 
 
-for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay):
+for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay, conformance):
     metronome.add_command(command)
 
 

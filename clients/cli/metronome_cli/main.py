@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-_EXTRA_PACKAGES = ("click", "rich")
+_EXTRA_PACKAGES = ("click", "rich", "yaml")
 _EXIT_FAILED = 1
 
 
