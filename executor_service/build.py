@@ -89,6 +89,7 @@ def build_executor(
             sink=sink,
             observer=observer,
             prefix_scope=config.prefix_cache,
+            lookup=config.lookup,
             swap_block_us=_measure_swap_block_us(cache),
             first_passes=run_first_passes(runner, limits),
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_service.address import is_loopback
+from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
@@ -16,6 +17,7 @@ from executor_service.scheduler_tls import SchedulerTls
 from executor_service.telemetry import LogFormat
 from executor_service.tls import TlsFiles
 
+MAX_NUM_DRAFTS = 256  # more would hardly ever all be right, and each has logits of its own
 ENVIRONMENT_PREFIX = "METRONOME_EXECUTOR_"
 DEFAULT_SCHEDULER = "127.0.0.1:50051"
 
@@ -45,6 +47,7 @@ class Config:
     max_num_seqs: int
     max_model_len: int | None  # None: the model's own
     max_num_waiting: int | None  # None: no bound
+    lookup: NgramLookup
     plan_timeout_s: float
     overlap: Overlap
     threads: int | None  # None: torch's choice
@@ -93,6 +96,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
         max_num_waiting=args.max_num_waiting,
+        lookup=_lookup(parser, args),
         plan_timeout_s=args.plan_timeout_ms / 1000,
         overlap=Overlap(_one_of(parser, "--overlap", args.overlap, ("on", "off"))),
         threads=args.threads,
@@ -163,6 +167,24 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--max-num-seqs", type=_positive, default=64, help="most requests that run at once")
     batch.add_argument("--max-model-len", type=_positive, help="most tokens of a request (default: the model's)")
     batch.add_argument("--max-num-waiting", type=_not_negative, help="most requests that wait (default: no bound)")
+    speculation = parser.add_argument_group(
+        "speculation", "guesses tokens ahead from what the text repeats and verifies them in one pass; same answers"
+    )
+    speculation.add_argument(
+        "--speculative-drafts", type=_drafts, default=0, help="most tokens guessed for a request and pass; 0: off"
+    )
+    speculation.add_argument(
+        "--speculative-ngram-min",
+        type=_positive,
+        default=NO_LOOKUP.min_ngram,
+        help="fewest newest tokens that must have occurred before in prompt or answer",
+    )
+    speculation.add_argument(
+        "--speculative-ngram-max",
+        type=_positive,
+        default=NO_LOOKUP.max_ngram,
+        help="most newest tokens that are looked for",
+    )
     planning = parser.add_argument_group("planning")
     planning.add_argument(
         "--scheduler",
@@ -218,6 +240,13 @@ def _schedulers(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
         parser.error(f"argument --scheduler: {error}")
 
 
+def _lookup(parser: argparse.ArgumentParser, args: argparse.Namespace) -> NgramLookup:
+    least, most = args.speculative_ngram_min, args.speculative_ngram_max
+    if least > most:
+        parser.error(f"argument --speculative-ngram-min: {least} is more than --speculative-ngram-max, {most}")
+    return NgramLookup(max_num_drafts=args.speculative_drafts, min_ngram=least, max_ngram=most)
+
+
 def _one_of(parser: argparse.ArgumentParser, flag: str, value: str, choices: tuple[str, ...]) -> str:
     # argparse checks `choices` of flags, but not of defaults that come from the environment.
     if value not in choices:
@@ -247,6 +276,10 @@ def _positive(text: str) -> int:
 
 def _not_negative(text: str) -> int:
     return _integer(text, 0, None, "a whole number, 0 or above")
+
+
+def _drafts(text: str) -> int:
+    return _integer(text, 0, MAX_NUM_DRAFTS, f"a number of drafts, 0 to {MAX_NUM_DRAFTS}")
 
 
 def _port(text: str) -> int:

@@ -60,6 +60,8 @@ class EngineLog:
             iteration=record.iteration,
             num_prefill_tokens=record.num_prefill_tokens,
             num_decode_tokens=record.num_decode_tokens,
+            num_draft_tokens=record.num_draft_tokens,
+            num_accepted_draft_tokens=record.num_accepted_draft_tokens,
             num_running=record.num_running,
             num_waiting=record.num_waiting,
             plan_source=record.plan_source.name,

@@ -5,7 +5,8 @@ with a plan raises PlanRefusedError there, so ``apply`` cannot fail half way.
 
 A plan made while the pass before ran may name requests that ended in it. Those, and no others, are dropped: the blocks
 that they gave back make the rest of the plan fit the better. One that enters may find more of its text in the prefix
-cache than the scheduler knew of: it computes what it then lacks, never more than the plan says.
+cache than the scheduler knew of: it computes what it then lacks, never more than the plan says. One in decode runs the
+drafts that it has by now, and no more than it is granted.
 """
 
 from __future__ import annotations
@@ -160,7 +161,9 @@ def _check_rejections(checked: CheckedPlan, books: Books) -> None:
 def _check_tokens(checked: CheckedPlan, books: Books) -> None:
     limits = books.limits
     num_tokens = checked.num_tokens
-    wrong = (num_tokens < 1) | (num_tokens > books.num_lacking_tokens(checked.rows))
+    may_have_drafts = books.in_decode(checked.rows) & (books["status"][checked.rows] == Status.RUNNING)
+    most = books.num_lacking_tokens(checked.rows) + books.max_num_drafts * may_have_drafts
+    wrong = (num_tokens < 1) | (num_tokens > most)
     if wrong.any():
         row, count = checked.rows[wrong][0], num_tokens[wrong][0]
         lacking = books.num_lacking_tokens(checked.rows[wrong])[0]

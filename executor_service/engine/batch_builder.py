@@ -1,13 +1,20 @@
-"""Turns what a plan schedules into the ragged batch of the pass."""
+"""Turns what a plan schedules into the ragged batch of the pass.
+
+A request that decodes with drafts has as many rows in the batch as it has tokens in the pass, one for the newest token
+and one for each draft: decodes over one block table, each with one more token of context than the one before. So a
+draft is computed by the very operations by which it would be computed in a pass of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.engine.books import Books, Rows
+from executor_service.engine.drafts import NO_DRAFT
 from executor_service.model.batch import RaggedBatch
 from executor_service.sampling.adjustments import Adjuster
 from executor_service.sampling.logprobs import NO_LOGPROBS
@@ -20,20 +27,28 @@ class PassInputs:
 
     batch: RaggedBatch
     sampling: SamplingBatch
-    rows: Rows  # [R] rows of the batch's requests, in its order
+    rows: Rows  # [R] rows of the books, in the order of the batch
     num_tokens: NDArray[np.int32]  # [R]
-    sampled_rows: Rows  # [S] rows that get a new token, in the order of the sampling batch
+    num_drafts: NDArray[np.int32]  # [R] how many of these are drafts, the last ones
+    context_lens: NDArray[np.int32]  # [R] tokens stored after the pass, drafts included
+    sampled: NDArray[np.int64]  # [S] index into ``rows`` of whom each token of the sampling batch is for
+    draft_token_ids: NDArray[np.int64]  # [S] the draft after which it is sampled; NO_DRAFT: after what is known
     prompt_rows: Rows  # [P] rows whose prompt's log-probabilities are told by the logits after those, one row a token
-    num_decodes: int  # requests with output that lack one token, the first of the batch
+    num_decodes: int  # requests with output that lack one token, the first of ``rows``
+
+    @property
+    def sampled_rows(self) -> Rows:
+        """[S] whom each token of the sampling batch is for. One that has drafts is there once more for each."""
+        return self.rows[self.sampled]
 
 
 def build_pass(books: Books, rows: Rows, num_tokens: NDArray[np.int32]) -> PassInputs:
-    """Pack so many tokens of each row, the first that it lacks; their blocks are allocated already."""
-    lacking = books.num_lacking_tokens(rows)
-    is_decode = (lacking == 1) & (books["num_output_tokens"][rows] > 0)
+    """Pack so many tokens of each row, the first that it lacks and then its drafts; their blocks are allocated."""
+    is_decode = books.in_decode(rows)
     order = np.argsort(~is_decode, kind="stable")
-    rows, num_tokens, lacking = rows[order], num_tokens[order], lacking[order]
+    rows, num_tokens, lacking = rows[order], num_tokens[order], books.num_lacking_tokens(rows[order])
     num_decodes = int(is_decode.sum())
+    num_drafts = (num_tokens - lacking).clip(min=0)
 
     computed = books["num_computed_tokens"][rows]
     context_lens = computed + num_tokens
@@ -41,19 +56,30 @@ def build_pass(books: Books, rows: Rows, num_tokens: NDArray[np.int32]) -> PassI
     positions = np.arange(num_tokens.sum(), dtype=np.int64) + np.repeat(computed - query_starts, num_tokens)
     spans = zip(rows.tolist(), computed.tolist(), context_lens.tolist(), strict=True)
     token_ids = np.concatenate([books.sequence(row).tokens(start, stop) for row, start, stop in spans])
+    token_ids = token_ids.astype(np.int64)
     max_blocks = int(books.num_blocks_for(context_lens).max())
-    samples = lacking == num_tokens
-    sampled_rows = rows[samples]
+
+    # [S] in the order of requests: the draft that each follows, counted from 1, 0 for the newest token.
+    sampled, nth_draft = _one_for_each(np.where(num_tokens >= lacking, 1 + num_drafts, 0))
+    logits_rows = (query_starts + num_tokens - 1 - num_drafts)[sampled] + nth_draft
+    draft_token_ids = np.where(nth_draft > 0, token_ids[logits_rows], NO_DRAFT)
+    sampled_rows = rows[sampled]
+    # [batch rows] the tokens of a decode have a row each.
+    of_batch, nth_token = _one_for_each(np.where(np.arange(len(rows)) < num_decodes, num_tokens, 1))
+    batch_num_decodes = int(num_tokens[:num_decodes].sum())
+    is_batch_decode = np.arange(len(of_batch)) < batch_num_decodes
     prompt = _prompt_logits(books, rows, computed, context_lens, query_starts)
     return PassInputs(
         batch=RaggedBatch(
-            token_ids=token_ids.astype(np.int64),
+            token_ids=token_ids,
             positions=positions,
-            query_lens=num_tokens,
-            context_lens=context_lens,
-            block_tables=books.block_tables[rows, :max_blocks],
-            num_decodes=num_decodes,
-            logits_rows=np.concatenate([(query_starts + num_tokens - 1)[samples].astype(np.int64), prompt.logits_rows]),
+            query_lens=np.where(is_batch_decode, 1, num_tokens[of_batch]).astype(np.int32),
+            context_lens=np.where(is_batch_decode, computed[of_batch] + 1 + nth_token, context_lens[of_batch]).astype(
+                np.int32
+            ),
+            block_tables=books.block_tables[rows[of_batch], :max_blocks],
+            num_decodes=batch_num_decodes,
+            logits_rows=np.concatenate([logits_rows.astype(np.int64), prompt.logits_rows]),
         ),
         sampling=SamplingBatch(
             temperature=books["temperature"][sampled_rows],
@@ -61,7 +87,7 @@ def build_pass(books: Books, rows: Rows, num_tokens: NDArray[np.int32]) -> PassI
             top_p=books["top_p"][sampled_rows],
             min_p=books["min_p"][sampled_rows],
             seed=books["seed"][sampled_rows],
-            position=(context_lens[samples]).astype(np.int64),
+            position=((computed + lacking)[sampled] + nth_draft).astype(np.int64),
             adjusters=_adjusters(books, sampled_rows),
             num_logprobs=books["num_logprobs"][sampled_rows],
             prompt_token_ids=prompt.token_ids,
@@ -69,10 +95,19 @@ def build_pass(books: Books, rows: Rows, num_tokens: NDArray[np.int32]) -> PassI
         ),
         rows=rows,
         num_tokens=num_tokens,
-        sampled_rows=sampled_rows,
+        num_drafts=num_drafts,
+        context_lens=context_lens,
+        sampled=sampled,
+        draft_token_ids=draft_token_ids,
         prompt_rows=prompt.rows,
         num_decodes=num_decodes,
     )
+
+
+def _one_for_each(counts: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[n] to two of [sum]: index i counts[i] times, and which of these it is, from 0."""
+    indexes = np.repeat(np.arange(len(counts)), counts)
+    return indexes, np.arange(len(indexes)) - (np.cumsum(counts) - counts)[indexes]
 
 
 def _adjusters(books: Books, rows: Rows) -> dict[int, Adjuster]:

@@ -50,6 +50,7 @@ SCHEDULER_COLUMNS: dict[str, type[np.generic]] = {
     "num_computed_tokens": np.int32,
     "max_output_tokens": np.int32,
     "expected_output_tokens": np.int32,
+    "num_draft_tokens": np.int32,  # behind the newest token, see drafts.py; of those that decode on the device
     "deadline_us": np.int64,
     "num_blocks": np.int32,
     "num_preemptions": np.int32,
@@ -89,8 +90,16 @@ class BlockCopy:
 class Books:
     """All requests of one executor, and all its blocks. ``iteration`` is the pass that comes next."""
 
-    def __init__(self, limits: Limits, *, prefix_scope: PrefixScope = PrefixScope.TENANT, capacity: int = 64) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        prefix_scope: PrefixScope = PrefixScope.TENANT,
+        max_num_drafts: int = 0,
+        capacity: int = 64,
+    ) -> None:
         self.limits = limits
+        self.max_num_drafts = max_num_drafts  # of a request in a pass
         self.iteration = 1
         self.block_pool = BlockPool(limits.num_blocks)
         self.prefixes = Prefixes(self.block_pool, scope=prefix_scope, block_size=limits.block_size)
@@ -142,6 +151,13 @@ class Books:
         num_tokens: NDArray[np.int32] = c["num_prompt_tokens"][rows] + c["num_output_tokens"][rows]
         num_computed: NDArray[np.int32] = c["num_computed_tokens"][rows]
         return num_tokens - num_computed
+
+    def in_decode(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of ``rows`` lack nothing but the newest token of their answer."""
+        decodes: NDArray[np.bool_] = (self.num_lacking_tokens(rows) == 1) & (
+            self.columns["num_output_tokens"][rows] > 0
+        )
+        return decodes
 
     # Arrival and departure
 
@@ -199,13 +215,15 @@ class Books:
     # Transitions: each assumes that a checked plan asks for it (see apply.py)
 
     def evict_by_swap(self, row: int) -> BlockCopy:
-        """Give the device blocks up for as many swap blocks. Copy before the device blocks are written again."""
+        """Give the device blocks up for as many swap blocks as the KV fills. Copy before they are written again."""
         c = self.columns
+        self._release_surplus(row)
         source = self._blocks_of(row).copy()
         target = self.swap_space.swap_out(
             int(c["id"][row]), num_blocks=len(source), num_tokens=int(c["num_computed_tokens"][row])
         )
         self.block_pool.release(source)
+        c["num_draft_tokens"][row] = 0
         c["status"][row] = Status.SWAPPED
         c["num_preemptions"][row] += 1
         return BlockCopy(row=row, source=source, target=target)
@@ -225,6 +243,7 @@ class Books:
             self._release_device_blocks(row)
         c["status"][row] = Status.WAITING
         c["num_computed_tokens"][row] = 0
+        c["num_draft_tokens"][row] = 0
 
     def resume(self, row: int, prefix: Prefix) -> BlockCopy:
         """Bring a swapped request back, with its ``cached_prefix``; the rest is to be copied.
@@ -291,13 +310,20 @@ class Books:
             if prefix.num_tail_tokens
         )
 
-    def advance(self, rows: Rows, num_tokens: NDArray[np.int32]) -> None:
-        """Note that a pass computed so many tokens of each row; the blocks that it filled can be reused from now on."""
+    def advance(self, rows: Rows, num_tokens: NDArray[np.int32], num_refused: NDArray[np.int32] | None = None) -> None:
+        """Note that a pass computed so many tokens of each row; the blocks that it filled can be reused from now on.
+
+        The last ``num_refused`` of them (None: of nobody any) are drafts that turned out wrong: work that was done, and
+        KV that does not count. Blocks with nothing else in them are free again.
+        """
+        num_kept = num_tokens if num_refused is None else num_tokens - num_refused
         num_computed = self.columns["num_computed_tokens"]
-        self.prefixes.publish(rows, num_computed[rows], num_tokens, self.block_tables)
-        num_computed[rows] += num_tokens
-        self.columns["last_run_iteration"][rows] = self.iteration
         self.tenants.serve(*self.costs_of_pass(rows, num_tokens))
+        self.prefixes.publish(rows, num_computed[rows], num_kept, self.block_tables)
+        num_computed[rows] += num_kept
+        self.columns["last_run_iteration"][rows] = self.iteration
+        for row in rows[num_kept < num_tokens].tolist():
+            self._release_surplus(row)
 
     def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
         """[num_running] tenant, tokens computed in a pass over ``rows``, blocks held alone: of each on the device."""
@@ -365,6 +391,8 @@ class Books:
                 raise BlockAccountingError(f"request {request_id} does not hold {num_blocks} swap blocks")
         if (c["num_computed_tokens"][rows] > c["num_blocks"][rows] * self.limits.block_size).any():
             raise BlockAccountingError("a request has computed tokens and no block for them")
+        if c["num_draft_tokens"][rows[c["status"][rows] != Status.RUNNING]].any():
+            raise BlockAccountingError("a request that is not on the device has drafts")
         if c["num_blocks"][self.rows_with(Status.WAITING)].any():
             raise BlockAccountingError("a waiting request holds blocks")
 
@@ -376,6 +404,12 @@ class Books:
         self.block_pool.share(prefix)
         self.block_tables[row, : len(prefix)] = prefix
         self.columns["num_blocks"][row] = len(prefix)
+
+    def _release_surplus(self, row: int) -> None:
+        """Give back the device blocks in which nothing that counts is stored."""
+        num_needed = self.limits.blocks_for(int(self.columns["num_computed_tokens"][row]))
+        self.block_pool.release(self._blocks_of(row)[num_needed:])
+        self.columns["num_blocks"][row] = num_needed
 
     def _release_device_blocks(self, row: int) -> None:
         self.block_pool.release(self._blocks_of(row))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from executor_service.engine.batch_builder import PassInputs
 from executor_service.engine.books import Books
 from executor_service.engine.plan import Rejection
@@ -45,23 +48,30 @@ class Desk:
         self._books.add(sequence)
         self.counters.num_accepted += 1
 
-    def deliver(self, inputs: PassInputs, result: ExecuteResult) -> int:
-        """Give each row its new token. Returns how many answers are complete; what they held is free."""
+    def deliver(self, inputs: PassInputs, result: ExecuteResult, counts: NDArray[np.bool_]) -> int:
+        """Give each row its new tokens. Returns how many answers are complete; what they held is free.
+
+        ``counts``: [S] which of the tokens that were sampled continue an answer; what comes after its end does not.
+        """
         now_us = self._clock_us()
         num_finished = 0
         read = read_logprobs(result.logprobs, inputs)
-        broken = self._keep_prompt_logprobs(read)
+        gone = self._keep_prompt_logprobs(read)
         columns = (inputs.sampled_rows, result.next_token_ids, result.non_finite)
-        for place, (row, token_id, is_broken) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-            if row in broken:
+        rows, token_ids, non_finite = (column.tolist() for column in columns)
+        for place in np.flatnonzero(counts).tolist():
+            row, token_id = rows[place], token_ids[place]
+            if row in gone:
                 continue
             sequence = self._books.sequence(row)
-            if is_broken:
+            if non_finite[place]:
                 self.end(sequence.request.id, EndCause.INVALID_LOGITS, _NO_NUMBERS)
             elif token_id == NOTHING_ALLOWED:
                 self.end(sequence.request.id, EndCause.NO_TOKEN_ALLOWED, _why_nothing(sequence))
             else:
                 num_finished += self._push(row, token_id, read.of_new_tokens.get(place), now_us)
+            if sequence.request.id not in self._books:
+                gone.add(row)
         return num_finished
 
     def _push(self, row: int, token_id: int, logprobs: TokenLogprobs | None, now_us: int) -> bool:

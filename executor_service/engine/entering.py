@@ -22,7 +22,7 @@ from executor_service.kv.prefix_cache import Prefix
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entrance:
-    """How a plan's requests come in. ``num_tokens``: [n], of each scheduled row, no more than it then lacks."""
+    """How the requests of a plan come in. ``num_tokens``: [n], at most what each row then lacks, and drafts."""
 
     admit_prefixes: tuple[Prefix, ...]
     resume_prefixes: tuple[Prefix, ...]
@@ -78,7 +78,7 @@ def _demand(
     # What a swapped one holds is in swap space, and the copy of a tail has a block yet to be allocated.
     held[places] = np.array([len(prefix.blocks) for prefix in prefixes], dtype=np.int32)
     num_lacking = books["num_prompt_tokens"][rows] + books["num_output_tokens"][rows] - computed
-    tokens = np.minimum(num_tokens, num_lacking)
+    tokens = np.minimum(num_tokens, num_lacking + books["num_draft_tokens"][rows])
     missing = books.num_blocks_for(computed + tokens) - held
     return tokens, int(missing.clip(min=0).sum())
 

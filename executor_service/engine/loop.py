@@ -5,6 +5,8 @@ passes.
 
 Overlapped planning: while a pass runs, the plan of the next one is asked for, from the state that the pass will leave.
 If requests arrive meanwhile, the plan is asked for anew: a round trip is little, and waiting for one more pass is much.
+
+Speculation: when the tokens of a pass are there, drafts of the next are looked up; the plan says how many of them run.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from executor_service.engine.batch_builder import PassInputs, build_pass
 from executor_service.engine.books import Books, Status
 from executor_service.engine.desk import Desk
 from executor_service.engine.device import KVCopier, Runner, run_copies
+from executor_service.engine.drafts import propose, verify
 from executor_service.engine.inbox import Inbox
 from executor_service.engine.latency import LatencyFitter, MeasuredPass
 from executor_service.engine.limits import Limits
+from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.plan import PlanSource
 from executor_service.engine.planner import Planner
 from executor_service.engine.planning import ObtainedPlan, Overlap, Planning
@@ -55,11 +59,13 @@ class Engine:
         sink: Callable[[list[Event]], None],
         observer: Observer,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
+        lookup: NgramLookup = NO_LOOKUP,
         swap_block_us: float = 0.0,
         first_passes: tuple[MeasuredPass, ...] = (),
     ) -> None:
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
-        self._books = Books(limits, prefix_scope=prefix_scope)
+        self._books = Books(limits, prefix_scope=prefix_scope, max_num_drafts=lookup.max_num_drafts)
+        self._lookup = lookup
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
         self._planning_failure = ""
@@ -184,10 +190,13 @@ class Engine:
         self._planning.ask_ahead(lambda: self._projection(inputs))
         result = self._execute(inputs)
         watch.lap("forward")
-        num_finished = 0
+        num_finished = num_refused = 0
         if result is not None:
-            self._books.advance(inputs.rows, inputs.num_tokens)
-            num_finished = self._desk.deliver(inputs, result)
+            verified = verify(inputs, result.next_token_ids)
+            num_refused = int(verified.num_refused.sum())
+            self._books.advance(inputs.rows, inputs.num_tokens, verified.num_refused)
+            num_finished = self._desk.deliver(inputs, result, verified.counts)
+            propose(self._books, inputs.rows, self._lookup)
         watch.lap("emit")
         record = record_pass(
             figures,
@@ -197,6 +206,7 @@ class Engine:
             source=source,
             watch=watch,
             start_time_us=start_time_us,
+            num_refused_drafts=num_refused,
             num_finished=num_finished,
         )
         self._books.iteration += 1
@@ -277,13 +287,15 @@ class Engine:
         self.counters.num_iterations += 1
         self.counters.num_safe_plans += record.plan_source is PlanSource.SAFE
         self.counters.num_prefill_tokens += record.num_prefill_tokens
+        self.counters.num_draft_tokens += record.num_draft_tokens
+        self.counters.num_accepted_draft_tokens += record.num_accepted_draft_tokens
 
     def _learn(self, inputs: PassInputs, record: PassRecord) -> None:
         self._latency.add_pass(
             MeasuredPass(
                 num_prefill_tokens=record.num_prefill_tokens,
                 num_decodes=record.num_decode_requests,
-                num_kv_tokens=int(inputs.batch.context_lens[: inputs.num_decodes].sum()),
+                num_kv_tokens=int(inputs.context_lens[: inputs.num_decodes].sum()),
                 time_us=record.total_us - record.plan_wait_us,
             )
         )

@@ -38,6 +38,8 @@ class PassRecord:
     emit_us: int
     total_us: int
     predicted_us: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class Counters:
     num_swap_failures: int = 0
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
     def copy(self) -> Counters:
         return replace(self)

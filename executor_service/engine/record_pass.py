@@ -45,9 +45,11 @@ def record_pass(
     source: PlanSource,
     watch: StopWatch,
     start_time_us: int,
+    num_refused_drafts: int,
     num_finished: int,
 ) -> PassRecord:
     """``watch``: with laps build, copy, forward and emit."""
+    num_drafts = int(inputs.num_drafts.sum())
     num_decode_tokens = int(inputs.num_tokens[: inputs.num_decodes].sum())
     return PassRecord(
         iteration=figures.iteration,
@@ -75,4 +77,6 @@ def record_pass(
         emit_us=watch["emit"],
         total_us=watch.total_us,
         predicted_us=checked.predicted_us,
+        num_draft_tokens=num_drafts,
+        num_accepted_draft_tokens=num_drafts - num_refused_drafts,
     )

@@ -88,8 +88,21 @@ class Sequence:
         return self.num_tokens - self.num_prompt_tokens
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Tokens [start, stop) of prompt and output together. A view."""
+        """Tokens [start, stop) of prompt and output together, and of the drafts behind them. A view."""
         return self._buffer[start:stop]
+
+    @property
+    def may_have_drafts(self) -> bool:
+        """Whether what is done to its logits is the same for every token that follows, whichever these are."""
+        return self.adjuster is None or self.adjuster.is_fixed
+
+    def draft(self, token_ids: NDArray[np.int32]) -> None:
+        """Write tokens that may follow behind the newest one, in the place of those written before.
+
+        They are no tokens of the request: what is pushed takes their place.
+        """
+        self._reserve(self.num_tokens + len(token_ids))
+        self._buffer[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
 
     def push(self, token_id: int) -> Output:
         """Append a generated token. The last token of an answer, an end token too, counts as output."""
@@ -123,10 +136,13 @@ class Sequence:
         )
 
     def _append(self, token_id: int) -> None:
-        if self.num_tokens == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
+        self._reserve(self.num_tokens + 1)
         self._buffer[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def _reserve(self, num_tokens: int) -> None:
+        while num_tokens > len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
 
     @property
     def _may_stop(self) -> bool:

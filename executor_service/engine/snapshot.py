@@ -5,6 +5,11 @@ known: how many tokens each request computes, which blocks that fills, and who e
 asked for. Only what the tokens say (an end token, a stop string) is not; a request that ends so is dropped from the
 plan when it is applied.
 
+Where drafts are verified it is not known either how many tokens the pass gives, and the most is foreseen: that all
+prove right. With fewer tokens a request needs no more blocks than that, so a plan that fits what was foreseen fits what
+comes. Such a request is never foreseen to end. And whoever has drafts now is expected to have as many as it may again;
+it runs those that it has when the plan is applied.
+
 What requests share is looked up here, for each state anew: a request that waits holds nothing, and is shown with the
 cached prefix that it would reuse if it entered now. Of several samples of one prompt a state to plan has only the
 first, until the prompt's KV is there for the others (docs/adr/0019).
@@ -59,19 +64,23 @@ class Snapshot:
 
 def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The books as they stand between two passes, with everybody who is in them."""
-    rows = books.rows()
-    columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
-    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(NO_BLOCKS), soon={})
-    return _as_they_stand(books, columns, now_us=now_us, latency=latency)
+    return _as_they_stand(books, _columns_now(books)[1], now_us=now_us, latency=latency)
 
 
 def take_to_plan(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The same without those whom another computes the prompt for."""
+    columns = _without_held(books, *_columns_now(books))
+    return _as_they_stand(books, columns, now_us=now_us, latency=latency)
+
+
+def _columns_now(books: Books) -> tuple[Rows, dict[str, NDArray[Any]]]:
+    """The rows in use, and the columns of a snapshot for them."""
     rows = books.rows()
     columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
-    _show_sharing(books, rows, columns, books.block_pool.reference_counts_without(NO_BLOCKS), soon={})
-    columns = _without_held(books, rows, columns)
-    return _as_they_stand(books, columns, now_us=now_us, latency=latency)
+    _withhold_drafts(columns, books.limits, books.block_pool.num_free)
+    counts, all_known = books.block_pool.reference_counts_without(NO_BLOCKS), np.zeros(len(rows), dtype=np.int32)
+    _show_sharing(books, rows, columns, counts, soon={}, num_guessed=all_known)
+    return rows, columns
 
 
 def _as_they_stand(books: Books, columns: dict[str, NDArray[Any]], *, now_us: int, latency: Latency | None) -> Snapshot:
@@ -93,23 +102,32 @@ def project(
 ) -> Snapshot:
     """The books as the pass over ``num_tokens`` of each of ``rows`` will leave them, its plan being applied already."""
     projected = {name: books[name].copy() for name in SCHEDULER_COLUMNS}
-    sampled = rows[books.num_lacking_tokens(rows) == num_tokens]
+    lacking = books.num_lacking_tokens(rows)
+    num_drafts = (num_tokens - lacking).clip(min=0)
+    sampled, verifies = rows[num_tokens >= lacking], rows[num_drafts > 0]
     projected["num_computed_tokens"][rows] += num_tokens
     projected["last_run_iteration"][rows] = books.iteration
     projected["num_output_tokens"][sampled] += 1
     finished = sampled[projected["num_output_tokens"][sampled] >= projected["max_output_tokens"][sampled]]
     projected["status"][finished] = 0
+    num_guessed = np.zeros(len(projected["id"]), dtype=np.int32)
+    num_guessed[rows] = num_drafts
+    _add_guessed(projected, verifies, num_guessed)
+    _expect_drafts(projected, books.max_num_drafts)
     counts = books.block_pool.reference_counts_without(books.blocks_of(finished))
-    soon = books.prefixes.published_by(rows, books["num_computed_tokens"][rows], num_tokens, books.block_tables)
+    num_free_blocks = int(np.count_nonzero(counts == 0))
+    num_known_tokens = num_tokens - num_drafts
+    soon = books.prefixes.published_by(rows, books["num_computed_tokens"][rows], num_known_tokens, books.block_tables)
     remaining = np.flatnonzero(projected["status"])
     columns = {name: column[remaining] for name, column in projected.items()}
-    _show_sharing(books, remaining, columns, counts, soon)
+    _withhold_drafts(columns, books.limits, num_free_blocks)
+    _show_sharing(books, remaining, columns, counts, soon, num_guessed[remaining])
     columns = _without_held(books, remaining, columns)
     return Snapshot(
         iteration=books.iteration + 1,
         now_us=now_us,
         limits=books.limits,
-        num_free_blocks=int(np.count_nonzero(counts == 0)),
+        num_free_blocks=num_free_blocks,
         num_free_swap_blocks=books.swap_space.num_free,
         latency=latency,
         tenants=tuple(books.tenants.names),
@@ -118,20 +136,53 @@ def project(
     )
 
 
+def _add_guessed(projected: dict[str, NDArray[Any]], verifies: Rows, num_guessed: NDArray[np.int32]) -> None:
+    """Count the drafts of the rows ``verifies`` as tokens of their answers, short of what would end one.
+
+    ``num_guessed``: [capacity] drafts of each row; becomes the tokens of each that were guessed.
+    """
+    num_output, most = projected["num_output_tokens"], projected["max_output_tokens"]
+    room = most[verifies] - 1 - num_output[verifies]
+    num_too_many = (num_guessed[verifies] - room).clip(min=0)
+    num_guessed[verifies] -= num_too_many
+    projected["num_computed_tokens"][verifies] -= num_too_many
+    num_output[verifies] += num_guessed[verifies]
+
+
+def _expect_drafts(projected: dict[str, NDArray[Any]], max_num_drafts: int) -> None:
+    """Of a text that goes on as one before did this is expected to go on; whether another begins to is not known."""
+    room = projected["max_output_tokens"] - projected["num_output_tokens"] - 1
+    has_drafts = projected["num_draft_tokens"] > 0
+    projected["num_draft_tokens"] = (room * has_drafts).clip(0, max_num_drafts)
+
+
+def _withhold_drafts(columns: dict[str, NDArray[Any]], limits: Limits, num_free_blocks: int) -> None:
+    """Guesses are worth no eviction: none are told of where all that run lack more blocks than are free."""
+    num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"] + columns["num_draft_tokens"]
+    lacking = -(-num_tokens // limits.block_size) - columns["num_blocks"]
+    if int(lacking[columns["status"] == Status.RUNNING].clip(min=0).sum()) > num_free_blocks:
+        columns["num_draft_tokens"] = np.zeros_like(columns["num_draft_tokens"])
+
+
 def _show_sharing(
-    books: Books, rows: Rows, columns: dict[str, NDArray[Any]], counts: NDArray[np.int32], soon: Mapping[bytes, int]
+    books: Books,
+    rows: Rows,
+    columns: dict[str, NDArray[Any]],
+    counts: NDArray[np.int32],
+    soon: Mapping[bytes, int],
+    num_guessed: NDArray[np.int32],
 ) -> None:
     """Add the SHARING_COLUMNS, and the cached prefixes of those that wait.
 
-    ``columns``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by digest, what will
-    have been published by then.
+    ``columns``, ``num_guessed``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by
+    digest, what will have been published by then.
     """
     status, block_size = columns["status"], books.limits.block_size
     shared = columns["num_shared_blocks"] = np.zeros(len(rows), dtype=np.int32)
     running, waiting = np.flatnonzero(status == Status.RUNNING), np.flatnonzero(status == Status.WAITING)
     shared[running] = books.num_shared_blocks(rows[running], counts)
     # A new token that the pass samples is not known yet when a state is sent ahead, so the newest one never counts.
-    num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"]
+    num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"] - num_guessed
     num_reusable_tokens = num_tokens - ((status == Status.WAITING) | (columns["num_output_tokens"] > 0))
     prefixes = books.prefixes.find(rows[waiting], num_reusable_tokens[waiting], soon)
     num_blocks = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))

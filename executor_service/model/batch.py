@@ -8,6 +8,10 @@ Decodes come first. Request r stores context_lens[r] tokens after the pass, its 
 positions [context_lens[r] - query_lens[r], context_lens[r]). Position p of request r lives in block
 block_tables[r, p // block_size] at offset p % block_size.
 
+A request that verifies drafts is there once for each token that it runs, as so many decodes over one block table, each
+with one more token of context. The keys and values of a whole pass are stored before any are read, so each of them sees
+those before it.
+
 Legend: T tokens, R requests, S rows whose logits are needed: one for each new token, then those of prompts whose
 log-probabilities are asked for.
 """

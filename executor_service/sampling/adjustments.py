@@ -107,6 +107,11 @@ class Adjuster:
         return self.allowed is not None or self.matcher is not None
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether it does the same to the logits of every token from now on, whichever these are."""
+        return self.counts is None and self.matcher is None and self._num_more_tokens_needed <= 0
+
+    @property
     def is_complete(self) -> bool:
         """Whether the answer has the form that it must have, and nothing can be added to it."""
         return self.matcher is not None and self.matcher.is_complete

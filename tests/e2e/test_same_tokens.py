@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.plan import EvictMode
 from executor_service.engine.planning import Overlap
 from executor_service.model.attention import ATTN_IMPLEMENTATION
@@ -74,13 +75,26 @@ def submit(engine: EngineUnderTest, loaded: LoadedModel, prompt: list[int]) -> i
     return engine.submit(prompt, NUM_NEW_TOKENS, detokenizer=detokenizer, stop_token_ids=loaded.eos_token_ids)
 
 
-def engine_with(loaded: LoadedModel, address: str, policy: pb.Policy, overlap: Overlap) -> EngineUnderTest:
+def engine_with(
+    loaded: LoadedModel, address: str, policy: pb.Policy, overlap: Overlap, lookup: NgramLookup = NO_LOOKUP
+) -> EngineUnderTest:
     planner = SchedulerClient([address], executor_id="executor-0", timeout_s=20, policy=policy)
-    return engine_on_model(loaded, LIMITS, planner=planner, overlap=overlap)
+    return engine_on_model(loaded, LIMITS, planner=planner, overlap=overlap, lookup=lookup)
+
+
+# Guesses more than anybody would want to, so that some are right in answers of a few tokens, and most are not.
+GUESSES = NgramLookup(max_num_drafts=3, min_ngram=1, max_ngram=3)
 
 
 @pytest.mark.parametrize(
-    ("chunk_size", "overlap"), [(16, Overlap.ON), (64, Overlap.ON), (512, Overlap.ON), (512, Overlap.OFF)]
+    ("chunk_size", "overlap", "lookup"),
+    [
+        (16, Overlap.ON, NO_LOOKUP),
+        (64, Overlap.ON, GUESSES),
+        (512, Overlap.ON, NO_LOOKUP),
+        (512, Overlap.OFF, GUESSES),
+    ],
+    ids=["16", "64-speculating", "512", "512-without-overlap-speculating"],
 )
 def test_all_together(
     loaded: LoadedModel,
@@ -89,8 +103,9 @@ def test_all_together(
     scheduler_address: str,
     chunk_size: int,
     overlap: Overlap,
+    lookup: NgramLookup,
 ) -> None:
-    engine = engine_with(loaded, scheduler_address, pb.Policy(chunk_size_tokens=chunk_size), overlap)
+    engine = engine_with(loaded, scheduler_address, pb.Policy(chunk_size_tokens=chunk_size), overlap, lookup)
     ids = [submit(engine, loaded, prompt) for prompt in prompts]
     engine.run()
     assert [engine.tokens(request_id) for request_id in ids] == reference
@@ -98,6 +113,9 @@ def test_all_together(
     computed = [len(p) - engine.finish(id).usage.num_cached_tokens for p, id in zip(prompts, ids, strict=True)]
     assert sum(p.num_prefill_requests for p in passes) >= sum(-(-count // chunk_size) for count in computed)
     assert any(p.num_prefill_requests and p.num_decode_requests for p in passes), "no pass mixed the phases"
+    num_drafts = [sum(p.num_draft_tokens for p in passes), sum(p.num_accepted_draft_tokens for p in passes)]
+    assert num_drafts == [0, 0] or (lookup is GUESSES and num_drafts[0] > num_drafts[1] > 0)
+    assert any(num_drafts) == (lookup is GUESSES)
     assert not engine.heard.refusals
     assert not engine.heard.outages
 

@@ -15,6 +15,7 @@ from executor_service.engine.books import Books, Status
 from executor_service.engine.device import KVCopier, Runner
 from executor_service.engine.limits import Limits
 from executor_service.engine.loop import Engine
+from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planner import Planner, PlanUnavailableError
 from executor_service.engine.planning import Overlap
 from executor_service.engine.record import PassRecord
@@ -162,6 +163,7 @@ class EngineUnderTest:
         planner: Planner | None = None,
         overlap: Overlap = Overlap.ON,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
+        lookup: NgramLookup = NO_LOOKUP,
     ) -> None:
         self.limits = limits
         self._runner = WatchedRunner(runner, limits.block_size)
@@ -176,6 +178,7 @@ class EngineUnderTest:
             planner=self.planner,
             overlap=overlap,
             prefix_scope=prefix_scope,
+            lookup=lookup,
             sink=self._hear,
             observer=self.heard,
         )

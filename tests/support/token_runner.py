@@ -2,12 +2,15 @@
 
 So a token is right only if every token before it was stored in the right slot, copied to swap space and back, and read
 in order; and a pass takes microseconds. It stands where `ModelRunner` and `KVCache` stand.
+
+`repeating_token` is the same for texts that repeat themselves for a while and then depart from it, so that some drafts
+prove right and others do not.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +30,20 @@ def next_token(context: NDArray[np.int64]) -> int:
     return zlib.crc32(np.ascontiguousarray(context, dtype=np.int64).tobytes()) % VOCAB_SIZE
 
 
-def true_tokens(prompt: Sequence[int], num_new_tokens: int) -> list[int]:
+def repeating_token(context: NDArray[np.int64]) -> int:
+    """One of four times what `next_token` says, else the token three places before."""
+    hashed = next_token(context)
+    return hashed if hashed % 4 == 0 or len(context) < 3 else int(context[-3])
+
+
+Speech = Callable[[NDArray[np.int64]], int]
+
+
+def true_tokens(prompt: Sequence[int], num_new_tokens: int, speech: Speech = next_token) -> list[int]:
     """What an answer must be, whatever happens to the request on the way."""
     tokens = list(prompt)
     for _ in range(num_new_tokens):
-        tokens.append(next_token(np.array(tokens, dtype=np.int64)))
+        tokens.append(speech(np.array(tokens, dtype=np.int64)))
     return tokens[len(prompt) :]
 
 
@@ -54,14 +66,15 @@ class TokenCache:
 
 
 class TokenRunner:
-    def __init__(self, cache: TokenCache) -> None:
+    def __init__(self, cache: TokenCache, speech: Speech = next_token) -> None:
         self._cache = cache
+        self._speech = speech
 
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
         cache = self._cache
         cache.device.reshape(-1)[batch.slot_mapping(cache.block_size)] = batch.token_ids
         requests = np.searchsorted(batch.query_starts()[1:], batch.logits_rows, side="right")
-        tokens = [next_token(self._context(batch, request)) for request in requests[: len(sampling)].tolist()]
+        tokens = [self._speech(self._context(batch, request)) for request in requests[: len(sampling)].tolist()]
         return ExecuteResult(
             next_token_ids=np.array(tokens, dtype=np.int64), non_finite=np.zeros(len(tokens), dtype=np.bool_)
         )

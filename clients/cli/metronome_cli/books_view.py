@@ -33,7 +33,15 @@ _COUNTERS = (
             ("num_failed", "failed"),
         ),
     ),
-    ("tokens", (("num_prefill_tokens", "in prefill"), ("num_output_tokens", "generated"))),
+    (
+        "tokens",
+        (
+            ("num_prefill_tokens", "in prefill"),
+            ("num_output_tokens", "generated"),
+            ("num_draft_tokens", "drafts verified"),
+            ("num_accepted_draft_tokens", "of them right"),
+        ),
+    ),
     ("prefix cache", (("num_prefix_hit_tokens", "tokens found"), ("num_prefix_query_tokens", "looked up"))),
     (
         "evictions",

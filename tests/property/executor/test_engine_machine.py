@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from executor_service.engine.books import Status
 from executor_service.engine.limits import RequestTooLongError
+from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.plan import EvictMode, Plan
 from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.planning import Overlap
@@ -27,7 +28,15 @@ from scheduler_service.core.policy import Eviction, Policy
 from support.depth import num_examples
 from support.engine import EngineUnderTest, limits_of
 from support.planners import LocalPlanner, evicting, row_of
-from support.token_runner import VOCAB_SIZE, BlockIds, TokenCache, TokenRunner, true_tokens
+from support.token_runner import (
+    VOCAB_SIZE,
+    BlockIds,
+    TokenCache,
+    TokenRunner,
+    next_token,
+    repeating_token,
+    true_tokens,
+)
 
 
 @dataclass
@@ -39,6 +48,12 @@ class Asked:
     finish_reason: FinishReason
 
 
+# Without speculation; and with fewer drafts than a block has tokens, and with more.
+LOOKUPS = (
+    NO_LOOKUP,
+    NgramLookup(max_num_drafts=2, min_ngram=1, max_ngram=2),
+    NgramLookup(max_num_drafts=9, min_ngram=1, max_ngram=4),
+)
 TEXTS = ([1, 2, 3, 4, 5, 6, 7, 8] * 2, [1, 2, 3, 4] * 4)
 
 
@@ -97,6 +112,7 @@ class EngineMachine(RuleBasedStateMachine):
         chunk_size=st.sampled_from([1, 5, 512]),
         overlap=st.sampled_from(Overlap),
         prefix_scope=st.sampled_from([PrefixScope.TENANT, PrefixScope.SHARED, PrefixScope.OFF]),
+        lookup=st.sampled_from(LOOKUPS),
     )
     def start(
         self,
@@ -108,6 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
         chunk_size: int,
         overlap: Overlap,
         prefix_scope: PrefixScope,
+        lookup: NgramLookup,
     ) -> None:
         limits = limits_of(
             block_size=4,
@@ -117,7 +134,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
         )
         cache = TokenCache(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, block_size=4)
-        self.device = MoodyDevice(cache)
+        self.speech = repeating_token if lookup.max_num_drafts else next_token
+        self.device = MoodyDevice(cache, self.speech)
         planner = LocalPlanner(Policy(eviction=eviction, chunk_size_tokens=chunk_size), self.meddle)
         self.copies = MoodyCopies(cache)
         self.served = EngineUnderTest(
@@ -127,6 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
             planner=planner,
             overlap=overlap,
             prefix_scope=prefix_scope,
+            lookup=lookup,
         )
         self.asked: dict[int, Asked] = {}
         self.cancelled: set[int] = set()
@@ -160,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.served.limits.max_output_tokens(num_prompt_tokens=len(prompt), requested=new)
         except RequestTooLongError:
             return
-        answer = true_tokens(prompt, new)
+        answer = true_tokens(prompt, new, self.speech)
         stop_tokens = () if stop_at is None or stop_at >= new else (answer[stop_at],)
         reason = FinishReason.LENGTH
         if stop_tokens:
@@ -178,7 +197,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.served.limits.max_output_tokens(num_prompt_tokens=len(prompt), requested=new)
         except RequestTooLongError:
             return
-        answer = true_tokens(prompt, new)
+        answer = true_tokens(prompt, new, self.speech)
         for request_id in self.served.submit_samples(prompt, new, count):
             self.asked[request_id] = Asked(prompt=prompt, answer=answer, finish_reason=FinishReason.LENGTH)
 

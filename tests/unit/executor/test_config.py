@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor_service.config import Config, parse_config
+from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
@@ -27,6 +28,7 @@ def test_defaults_are_those_of_the_help() -> None:
     assert config.kv_cache_bytes == 2**30
     assert config.overlap is Overlap.ON
     assert config.prefix_cache is PrefixScope.TENANT
+    assert config.lookup == NO_LOOKUP
     assert config.plan_timeout_s == 1.0
     unset = (config.num_blocks, config.num_swap_blocks, config.max_model_len, config.max_num_waiting, config.profile)
     assert unset == (None,) * 5
@@ -85,6 +87,9 @@ def test_every_setting_can_come_from_the_environment() -> None:
         MAX_NUM_SEQS="3",
         MAX_MODEL_LEN="99",
         MAX_NUM_WAITING="0",
+        SPECULATIVE_DRAFTS="4",
+        SPECULATIVE_NGRAM_MIN="3",
+        SPECULATIVE_NGRAM_MAX="5",
         PROFILE="p",
         PLAN_TIMEOUT_MS="250",
         RECORD_DIR="r",
@@ -114,6 +119,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         max_num_waiting=0,
         scheduler_addresses=("127.0.0.1:50051",),
         scheduler_tls=SchedulerTls(ca=Path("sa"), certificate=Path("sc"), key=Path("sk")),
+        lookup=NgramLookup(max_num_drafts=4, min_ngram=3, max_ngram=5),
         profile="p",
         plan_timeout_s=0.25,
         overlap=Overlap.ON,
@@ -180,6 +186,11 @@ BAD = [
     ("--plan-timeout-ms", "0"),
     ("--dtype", "int8"),
     ("--overlap", "maybe"),
+    ("--speculative-drafts", "-1"),
+    ("--speculative-drafts", "257"),
+    ("--speculative-ngram-min", "0"),
+    ("--speculative-ngram-min", "5"),  # more than the most
+    ("--speculative-ngram-max", "1"),  # less than the least
     ("--log-format", "xml"),
     ("--log-level", "loud"),
 ]

@@ -27,6 +27,8 @@ class Summary:
     itl_p99: float | None
     num_iterations: int
     num_chunks: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
     num_evicted_swap: int
     num_evicted_recompute: int
     num_safe_plans: int
@@ -77,6 +79,8 @@ def summarize(board: Board) -> Summary:
         itl_p99=percentile(gaps, 0.99),
         num_iterations=len(passes),
         num_chunks=sum(pass_.num_prefill_requests for pass_ in passes),
+        num_draft_tokens=sum(pass_.num_draft_tokens for pass_ in passes),
+        num_accepted_draft_tokens=sum(pass_.num_accepted_draft_tokens for pass_ in passes),
         num_evicted_swap=sum(pass_.num_evicted_swap for pass_ in passes),
         num_evicted_recompute=sum(pass_.num_evicted_recompute for pass_ in passes),
         num_safe_plans=len(passes) - len(planned),

@@ -119,6 +119,7 @@ def summary_panel(summary: Summary) -> RenderableType:
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     """Give the topics of a summary and their figures in words."""
+    drafts = f"{summary.num_draft_tokens:,} verified, {summary.num_accepted_draft_tokens:,} right"
     cached = f" ({summary.num_cached_tokens:,} cached)" if summary.num_cached_tokens else ""
     return [
         ("requests", f"{summary.num_finished} of {summary.num_requests} finished in {summary.elapsed:.1f} s"),
@@ -127,6 +128,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
         ("time to first token", f"p50 {_span(summary.ttft_p50)}, p99 {_span(summary.ttft_p99)}"),
         ("inter-token latency", f"p50 {_span(summary.itl_p50)}, p99 {_span(summary.itl_p99)}"),
         ("iterations", f"{summary.num_iterations:,}, with {summary.num_chunks:,} prefill chunks"),
+        *([("drafts", drafts)] if summary.num_draft_tokens else []),
         ("evictions", f"{summary.num_evicted_swap} by swap, {summary.num_evicted_recompute} by recompute"),
         ("planning", f"{summary.planning_share:.2%} of the time, round trip p50 {_span(summary.plan_round_trip_p50)}"),
         ("safe plans", str(summary.num_safe_plans)),

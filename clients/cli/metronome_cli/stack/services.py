@@ -17,6 +17,7 @@ class ExecutorSettings:
     num_swap_blocks: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    speculative_drafts: int | None = None
     profile: str | None = None
 
     def arguments(self) -> list[str]:
