@@ -59,7 +59,7 @@ def heartbeats(monkeypatch: pytest.MonkeyPatch, *places: Place | None, interval_
     async def listen() -> list[tuple[int, str]]:
         stream = Stream(request_ids=(1,), name="x")
         queue: Any = Queue(stream, places)
-        responses = servicer._responses(queue, stream, EachAsItComes((1,)), with_text=True)
+        responses = servicer._responses(queue, stream, EachAsItComes((1,)), tenant="", with_text=True)
         heard = [response async for response in responses]
         assert heard.pop().HasField("finished")
         return [(response.heartbeat.num_ahead, response.heartbeat.detail) for response in heard]
