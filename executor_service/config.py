@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prefix-cache",
         default="tenant",
         help="reuse the KV of beginnings that prompts share: tenant, within a tenant; shared, among all; or off "
-        "(answers to one prompt share it always)",
+        "for all but the answers to one prompt, which always share it",
     )
     batch = parser.add_argument_group("batch")
     batch.add_argument("--max-num-batched-tokens", type=_positive, default=512, help="most tokens of a pass")
