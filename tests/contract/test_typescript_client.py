@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.services import Service
+from support.certificates import Authority, tls_flags
+from support.services import SCHEDULER, Service, started
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clients" / "typescript"
@@ -32,13 +34,37 @@ def node() -> str:
     return node
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """What the tests' `services.ts` says of it."""
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    authority.sign("elsewhere", "elsewhere.test")
+    authority.sign("client")
+    return authority
+
+
+@pytest.fixture(scope="module")
+def tls_scheduler(services_directory: Path, authority: Authority) -> Iterator[Service]:
+    """Shows a certificate, and asks for one."""
+    flags = tls_flags(authority.sign("localhost"), authority.ca)
+    with started(services_directory, [*SCHEDULER, "--port", "0", *flags]) as service:
+        yield service
+
+
 def test_the_client_keeps_what_it_promises(
-    node: str, scheduler: Service, executor: Service, tiny_model_directory: Path
+    node: str,
+    scheduler: Service,
+    executor: Service,
+    tls_scheduler: Service,
+    authority: Authority,
+    tiny_model_directory: Path,
 ) -> None:
     environment = {
         **os.environ,
         "METRONOME_TEST_SCHEDULER": scheduler.address,
         "METRONOME_TEST_EXECUTOR": executor.address,
+        "METRONOME_TEST_TLS_SCHEDULER": tls_scheduler.address,
+        "METRONOME_TEST_CERTIFICATES": str(authority.ca.parent),
         "METRONOME_TEST_MODEL": str(tiny_model_directory),
         "METRONOME_TEST_PYTHON": sys.executable,
     }

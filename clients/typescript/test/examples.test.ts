@@ -9,7 +9,7 @@ import { create } from "@bufbuild/protobuf";
 import type * as grpc from "@grpc/grpc-js";
 import { type GenerateRequest, GenerateResponseSchema } from "../src/contract/inference.js";
 import { serve } from "./scripted.js";
-import { EXECUTOR, HANG_MS, SCHEDULER } from "./services.js";
+import { CERTIFICATES, EXECUTOR, HANG_MS, SCHEDULER } from "./services.js";
 
 const BUILD = new URL("../", import.meta.url);
 const PACKAGE = new URL("../../", BUILD);
@@ -22,8 +22,7 @@ interface Ended {
 /** Runs a program to its end. */
 function run(file: URL, args: readonly string[] = [], input = ""): Promise<Ended> {
   return new Promise((resolve, reject) => {
-    const cwd = fileURLToPath(new URL("test/certificates/", PACKAGE));
-    const child = spawn(process.execPath, [fileURLToPath(file), ...args], { cwd, timeout: HANG_MS });
+    const child = spawn(process.execPath, [fileURLToPath(file), ...args], { cwd: CERTIFICATES, timeout: HANG_MS });
     const chunks: Buffer[] = [];
     child.stdout.on("data", (chunk: Buffer) => chunks.push(chunk));
     child.stderr.on("data", (chunk: Buffer) => chunks.push(chunk));

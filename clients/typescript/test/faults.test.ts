@@ -4,10 +4,21 @@ import assert from "node:assert/strict";
 import { after, before, describe, it } from "node:test";
 import * as grpc from "@grpc/grpc-js";
 import * as client from "../src/index.js";
-import { type ClientOptions, type Event, InferenceClient } from "../src/index.js";
-import { pem, proxy, tlsProxy } from "./proxy.js";
+import { type Event, InferenceClient, SchedulerClient, type TlsOptions } from "../src/index.js";
+import { proxy, tlsProxy } from "./proxy.js";
 import { refusal, serve } from "./scripted.js";
-import { collect, EXECUTOR, type ExecutorProcess, HANG_MS, isIdle, NOBODY, startExecutor, until } from "./services.js";
+import {
+  collect,
+  EXECUTOR,
+  type ExecutorProcess,
+  HANG_MS,
+  isIdle,
+  NOBODY,
+  pem,
+  startExecutor,
+  TLS_SCHEDULER,
+  until,
+} from "./services.js";
 
 const ONCE = { retry: { maxAttempts: 1 } };
 const LONG = { temperature: 0, ignoreEos: true, maxTokens: 200 };
@@ -102,30 +113,22 @@ describe("a message over the limit", { timeout: HANG_MS }, () => {
 });
 
 describe("a certificate", { timeout: HANG_MS }, () => {
-  const authority = pem("authority.pem");
-  const own = { cert: pem("localhost.pem"), key: pem("localhost.key") };
-  const foreign = { cert: pem("elsewhere.test.pem"), key: pem("elsewhere.test.key") };
+  const rootCertificates = pem("ca.pem");
+  const shown = { rootCertificates, certificate: pem("client.pem"), privateKey: pem("client.key") };
 
-  async function ask(server: typeof own & { ca?: Buffer; requestCert?: boolean }, options: ClientOptions) {
-    const line = await tlsProxy(EXECUTOR, server);
-    using executor = new InferenceClient(`localhost:${line.port}`, { ...ONCE, ...options });
-    try {
-      return (await executor.modelInfo()).vocabSize;
-    } finally {
-      line.stop();
-    }
+  async function numProfiles(tls: TlsOptions | boolean | undefined): Promise<number> {
+    using scheduler = new SchedulerClient(TLS_SCHEDULER, { ...ONCE, tls });
+    return (await scheduler.listProfiles({ timeoutMs: 5_000 })).length;
   }
 
-  it("that is trusted is taken, and everything works as without", async () => {
-    const line = await tlsProxy(EXECUTOR, own);
-    using executor = new InferenceClient(line.address, { tls: { rootCertificates: authority } });
-    const events = await collect(executor.generate("hello", { ...LONG, maxTokens: 3 }));
-    assert.equal(events.at(-1)?.kind, "finished");
-    line.stop();
+  it("that is trusted is taken, and ours is shown", async () => assert.ok((await numProfiles(shown)) > 0));
+
+  it("of ours is missed by a server that asks for one", async () => {
+    await assert.rejects(numProfiles({ rootCertificates }), client.UnavailableError);
   });
 
   it("of nobody known is refused, and the error says so", async () => {
-    await assert.rejects(ask(own, { tls: true }), (error) => {
+    await assert.rejects(numProfiles(true), (error) => {
       assert.ok(error instanceof client.UnavailableError);
       assert.match(error.message, /certificate/);
       return true;
@@ -133,34 +136,30 @@ describe("a certificate", { timeout: HANG_MS }, () => {
   });
 
   it("of another name is refused, unless that is the name asked for", async () => {
-    await assert.rejects(ask(foreign, { tls: { rootCertificates: authority } }), (error) => {
+    const foreign = { cert: pem("elsewhere.pem"), key: pem("elsewhere.key") };
+    const line = await tlsProxy(EXECUTOR, foreign);
+    using executor = new InferenceClient(`localhost:${line.port}`, { ...ONCE, tls: { rootCertificates } });
+    await assert.rejects(executor.modelInfo(), (error) => {
       assert.ok(error instanceof client.UnavailableError);
       assert.match(error.message, /certificate's altnames/);
       return true;
     });
-    const tls = { rootCertificates: authority, serverName: "elsewhere.test" };
-    assert.equal(await ask(foreign, { tls }), 300);
-  });
-
-  it("is shown where the server asks for it", async () => {
-    const server = { ...own, ca: authority, requestCert: true };
-    await assert.rejects(ask(server, { tls: { rootCertificates: authority } }), client.UnavailableError);
-    const tls = { rootCertificates: authority, certificate: foreign.cert, privateKey: foreign.key };
-    assert.equal(await ask(server, { tls }), 300);
+    const tls = { rootCertificates, serverName: "elsewhere.test" };
+    using trusting = new InferenceClient(`localhost:${line.port}`, { ...ONCE, tls });
+    const events = await collect(trusting.generate("hello", { ...LONG, maxTokens: 3 }));
+    assert.equal(events.at(-1)?.kind, "finished");
+    line.stop();
   });
 
   it("is missed by whoever speaks TLS to a server that does not, and the other way round", async () => {
-    using encrypted = new InferenceClient(EXECUTOR, { ...ONCE, tls: { rootCertificates: authority } });
+    using encrypted = new InferenceClient(EXECUTOR, { ...ONCE, tls: { rootCertificates } });
     await assert.rejects(encrypted.modelInfo({ timeoutMs: 3_000 }), client.MetronomeError);
-    const line = await tlsProxy(EXECUTOR, own);
-    using plain = new InferenceClient(line.address, ONCE);
-    await assert.rejects(plain.modelInfo({ timeoutMs: 3_000 }), client.MetronomeError);
-    line.stop();
+    await assert.rejects(numProfiles(undefined), client.MetronomeError);
   });
 });
 
 describe("a token", { timeout: HANG_MS }, () => {
-  const tls = { rootCertificates: pem("authority.pem") };
+  const tls = { rootCertificates: pem("ca.pem") };
   const credentials = grpc.ServerCredentials.createSsl(null, [
     { cert_chain: pem("localhost.pem"), private_key: pem("localhost.key") },
   ]);

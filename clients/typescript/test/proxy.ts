@@ -1,6 +1,5 @@
 /** What stands between a client and a real service in some tests: it encrypts, or cuts the line. */
 
-import { readFileSync } from "node:fs";
 import { type AddressInfo, connect, createServer, type Server, type Socket } from "node:net";
 import { createServer as createTlsServer, type TlsOptions } from "node:tls";
 
@@ -20,11 +19,6 @@ export function proxy(target: string | undefined): Promise<Proxy> {
 /** Ends TLS and passes on what was in it. */
 export function tlsProxy(target: string, options: TlsOptions): Promise<Proxy> {
   return listening((forward) => createTlsServer({ ...options, ALPNProtocols: ["h2"] }, forward), target);
-}
-
-/** A file of `test/certificates`. */
-export function pem(name: string): Buffer {
-  return readFileSync(new URL(`../../../test/certificates/${name}`, import.meta.url));
 }
 
 async function listening(

@@ -10,6 +10,12 @@ import { InferenceClient, UnavailableError } from "../src/index.js";
 export const EXECUTOR = setting("METRONOME_TEST_EXECUTOR");
 export const SCHEDULER = setting("METRONOME_TEST_SCHEDULER");
 
+/** A scheduler that asks for a certificate, and shows one for `localhost` and 127.0.0.1. */
+export const TLS_SCHEDULER = setting("METRONOME_TEST_TLS_SCHEDULER");
+
+/** A directory with `ca.pem`, and what it signed: `localhost`, `elsewhere` (for another name) and `client`, .pem and .key. */
+export const CERTIFICATES = setting("METRONOME_TEST_CERTIFICATES");
+
 /** Nobody listens there. */
 export const NOBODY = "127.0.0.1:1";
 
@@ -80,6 +86,10 @@ export async function collect<T>(items: AsyncIterable<T>): Promise<T[]> {
     all.push(item);
   }
   return all;
+}
+
+export function pem(name: string): Buffer {
+  return readFileSync(join(CERTIFICATES, name));
 }
 
 function isUnavailable(error: unknown): false {

@@ -135,7 +135,8 @@ export type ScheduledTable = Message<"metronome.scheduler.v1.ScheduledTable"> & 
   id: bigint[];
 
   /**
-   * Tokens to compute, >= 1: 1 plus drafts in decode, a chunk in prefill. At most what the request lacks.
+   * Tokens to compute, >= 1: 1 plus drafts in decode, a chunk in prefill. At most what the request lacks, and its drafts: the
+   * executor runs as many of those as it has by then.
    *
    * @generated from field: repeated sfixed32 num_tokens = 2;
    */

@@ -358,7 +358,8 @@ export type RequestTable = Message<"metronome.scheduler.v1.RequestTable"> & {
   expectedOutputTokens: number[];
 
   /**
-   * Speculated tokens to verify with the next decode.
+   * Speculated tokens to verify with the next decode, at most. Where the pass before it still runs, and with it the
+   * verification of others, the state counts those as right: fewer tokens need no more blocks.
    *
    * @generated from field: repeated sfixed32 num_draft_tokens = 11;
    */
