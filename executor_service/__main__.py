@@ -35,7 +35,10 @@ def _serve(config: Config) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     # torch takes a second to import: settings are checked first.
     from executor_service.address import AddressError
+    from executor_service.engine.device import DeviceLostError
+    from executor_service.model.devices import DeviceError
     from executor_service.model.errors import ModelSourceError
+    from executor_service.parallel.workers import WorkerStartError
     from executor_service.recording_file import RecordingError
     from executor_service.server import Server
     from executor_service.sizing import SizeError
@@ -46,7 +49,16 @@ def _serve(config: Config) -> int:
 
     try:
         return asyncio.run(serve())
-    except (SizeError, ModelSourceError, AddressError, TlsError, RecordingError) as error:
+    except (
+        SizeError,
+        ModelSourceError,
+        DeviceError,
+        DeviceLostError,
+        WorkerStartError,
+        AddressError,
+        TlsError,
+        RecordingError,
+    ) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
@@ -12,18 +15,28 @@ import torch
 
 from executor_service.config import Config
 from executor_service.convert.generate import ModelFacts
+from executor_service.engine.device import KVCopier, Runner
+from executor_service.engine.limits import Limits
 from executor_service.engine.loop import Engine
 from executor_service.engine.record import Observer
 from executor_service.engine.request import Event
 from executor_service.executor import Executor
-from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
+from executor_service.kv.cache import KVCache, bytes_per_block
+from executor_service.model.devices import resolve_device
+from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
+from executor_service.model.parallel_layers import join
 from executor_service.model.runner import ModelRunner
+from executor_service.model.shard import Shard
+from executor_service.parallel.group import meet
+from executor_service.parallel.lead import LeadCache, LeadRunner
+from executor_service.parallel.messages import Join, Joining, Loaded, WorkerSettings
+from executor_service.parallel.workers import Workers
 from executor_service.recorder import Recorder
 from executor_service.recording_file import RecordingSettings
 from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.scheduler_client import SchedulerClient
-from executor_service.sizing import allocate_cache, fitting_limits
+from executor_service.sizing import allocate_cache, fitting_limits, spec_of_rank
 from executor_service.text.tokenizer import Tokenizer
 from executor_service.warm_up import run_first_passes
 
@@ -40,9 +53,29 @@ def build_executor(
     observer: Observer,
     progress: Callable[[str], None],
 ) -> Executor:
-    """Takes as long as the model's loading. Raises RecordingError, TlsError, ModelSourceError or SizeError."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)  # of the calling thread, for the first passes
+    """Takes as long as the model's loading.
+
+    Raises RecordingError, TlsError, ModelSourceError, DeviceError, SizeError, WorkerStartError or DeviceLostError.
+    """
+    workers = Workers()
+    try:
+        return _build(config, workers, executor_id=executor_id, sink=sink, observer=observer, progress=progress)
+    except BaseException:
+        workers.close()
+        raise
+
+
+def _build(
+    config: Config,
+    workers: Workers,
+    *,
+    executor_id: str,
+    sink: Callable[[list[Event]], None],
+    observer: Observer,
+    progress: Callable[[str], None],
+) -> Executor:
+    if (threads := threads_of_rank(config)) is not None:
+        torch.set_num_threads(threads)  # of the calling thread, for the first passes
     # These two say what is wrong with their files before the model is loaded.
     recorder = _recorder(config)
     planner = SchedulerClient(
@@ -53,23 +86,28 @@ def build_executor(
         recorder=recorder,
         tls=config.scheduler_tls,
     )
-    fit = functools.partial(fitting_limits, config)
-    loaded = load_model(config.model, dtype=config.dtype, progress=progress, check=fit, kernels=config.kernels)
-    limits = fit(loaded.config, loaded.dtype)
-    spec = KVCacheSpec.from_config(loaded.config, block_size=config.block_size, dtype=loaded.dtype)
+    num_ranks = config.tensor_parallel_size
+    loaded = _load(config, workers, progress)
+    limits = fitting_limits(config, loaded.config, loaded.dtype)
+    spec = spec_of_rank(loaded.config, block_size=config.block_size, dtype=loaded.dtype, num_ranks=num_ranks)
     cache = allocate_cache(spec, limits, loaded.device)
+    if num_ranks > 1:
+        _meet(loaded, limits, workers, num_ranks)
     log.info(
         "kv_cache",
         num_blocks=limits.num_blocks,
         num_tokens=limits.num_blocks * limits.block_size,
-        mebibytes=limits.num_blocks * bytes_per_block(spec) >> 20,
+        mebibytes=num_ranks * limits.num_blocks * bytes_per_block(spec) >> 20,
         num_swap_blocks=limits.num_swap_blocks,
-        swap_mebibytes=limits.num_swap_blocks * bytes_per_block(spec) >> 20,
+        swap_mebibytes=num_ranks * limits.num_swap_blocks * bytes_per_block(spec) >> 20,
     )
     vocab_size = loaded.model.get_input_embeddings().num_embeddings
     progress("preparing the vocabulary for constraints")
     constraints = ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids)
-    runner = ModelRunner(loaded, cache)
+    runner: Runner = ModelRunner(loaded, cache)
+    kv: KVCopier = cache
+    if num_ranks > 1:
+        runner, kv = LeadRunner(ModelRunner(loaded, cache), workers.send), LeadCache(cache, workers.send)
     progress("running the first passes")
     return Executor(
         executor_id=executor_id,
@@ -83,7 +121,7 @@ def build_executor(
         engine=Engine(
             limits=limits,
             runner=runner,
-            kv=cache,
+            kv=kv,
             planner=planner,
             overlap=config.overlap,
             sink=sink,
@@ -94,7 +132,60 @@ def build_executor(
             first_passes=run_first_passes(runner, limits),
         ),
         planner=planner,
+        workers=workers,
     )
+
+
+def threads_of_rank(config: Config) -> int | None:
+    """Threads of torch in each process: what was asked for, else a fair share where there are several."""
+    if config.threads is None and config.tensor_parallel_size > 1:
+        return max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)
+    return config.threads
+
+
+def _load(config: Config, workers: Workers, progress: Callable[[str], None]) -> LoadedModel:
+    """The model, or rank 0's part of it; the other ranks load theirs at the same time."""
+    num_ranks = config.tensor_parallel_size
+    device = resolve_device(config.device, size=num_ranks)
+
+    def check(model_config: Any, dtype: torch.dtype) -> None:
+        fitting_limits(config, model_config, dtype)
+        workers.start([_worker_settings(config, rank) for rank in range(1, num_ranks)])
+
+    return load_model(
+        config.model,
+        dtype=config.dtype,
+        device=device,
+        progress=progress,
+        check=check,
+        kernels=config.kernels,
+        shard=Shard(rank=0, size=num_ranks),
+    )
+
+
+def _worker_settings(config: Config, rank: int) -> WorkerSettings:
+    return WorkerSettings(
+        rank=rank,
+        size=config.tensor_parallel_size,
+        model=config.model,
+        dtype=config.dtype,
+        kernels=config.kernels,
+        device=str(resolve_device(config.device, rank=rank, size=config.tensor_parallel_size)),
+        block_size=config.block_size,
+        threads=threads_of_rank(config),
+        log_format=config.log_format,
+        log_level=config.log_level,
+    )
+
+
+def _meet(loaded: LoadedModel, limits: Limits, workers: Workers, num_ranks: int) -> None:
+    """Have all ranks allocate their caches and come together. Raises WorkerStartError."""
+    workers.wait_for(Loaded)
+    with tempfile.TemporaryDirectory(prefix="metronome-ranks-") as scratch:
+        rendezvous = Path(scratch) / "rendezvous"
+        workers.send(Join(rendezvous=rendezvous, num_blocks=limits.num_blocks, num_swap_blocks=limits.num_swap_blocks))
+        workers.wait_for(Joining)
+        join(loaded.model, meet(rendezvous, rank=0, size=num_ranks, device=loaded.device))
 
 
 def _recorder(config: Config) -> Recorder | None:

@@ -24,6 +24,8 @@ DEFAULT_SCHEDULER = "127.0.0.1:50051"
 # A name, an IPv4 address, or an IPv6 address in brackets; gRPC's way to ask a name server by name is let through.
 _HOST = re.compile(r"(dns:///)?([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])")
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -33,6 +35,7 @@ class Config:
     address_file: Path | None  # gets the bound host:port when the server listens
     model: str
     dtype: str
+    device: str  # cpu, cuda, cuda:N, or auto
     kernels: KernelChoice
     scheduler_addresses: tuple[str, ...]
     scheduler_tls: SchedulerTls | None  # None: no TLS
@@ -50,7 +53,8 @@ class Config:
     lookup: NgramLookup
     plan_timeout_s: float
     overlap: Overlap
-    threads: int | None  # None: torch's choice
+    threads: int | None  # of each process; None: torch's choice
+    tensor_parallel_size: int  # processes that share the model
     record_dir: Path | None  # None: nothing is recorded
     record_max_bytes: int  # a file
     record_max_files: int
@@ -81,6 +85,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         tls=tls,
         address_file=args.address_file,
         model=args.model,
+        device=args.device,
         dtype=_one_of(parser, "--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16")),
         kernels=KernelChoice(_one_of(parser, "--kernels", args.kernels, ("auto", "compiled", "torch"))),
         scheduler_addresses=tuple(schedulers),
@@ -100,6 +105,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         plan_timeout_s=args.plan_timeout_ms / 1000,
         overlap=Overlap(_one_of(parser, "--overlap", args.overlap, ("on", "off"))),
         threads=args.threads,
+        tensor_parallel_size=args.tensor_parallel_size,
         record_dir=args.record_dir,
         record_max_bytes=args.record_max_bytes,
         record_max_files=args.record_max_files,
@@ -144,11 +150,19 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--model", type=_model, default="gemma3-270m", help="directory, .gguf file, Hugging Face id, or a built-in name"
     )
+    model.add_argument(
+        "--device", type=_device, default="auto", help="cpu, cuda, cuda:N, or auto: CUDA where there is a device"
+    )
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     model.add_argument(
         "--kernels", default="auto", help="compiled for this processor where it has a compiler: auto, compiled or torch"
     )
-    model.add_argument("--threads", type=_positive, help="threads of torch (default: its own choice)")
+    model.add_argument(
+        "--threads", type=_positive, help="threads of torch, in each process (default: its choice, or a fair share)"
+    )
+    model.add_argument(
+        "--tensor-parallel-size", type=_positive, default=1, help="processes that share each layer of the model"
+    )
     memory = parser.add_argument_group("KV cache")
     memory.add_argument("--num-blocks", type=_positive, help="KV blocks (default: what --kv-cache-memory holds)")
     memory.add_argument("--kv-cache-memory", type=_size, default="1GiB", help="memory of the KV cache")
@@ -296,6 +310,12 @@ def _address(text: str) -> str:
 def _model(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"{text!r} names no model")
+    return text
+
+
+def _device(text: str) -> str:
+    if _DEVICE.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device: auto, cpu, cuda or cuda:N")
     return text
 
 

@@ -18,6 +18,7 @@ from executor_service.engine.loop import Engine
 from executor_service.engine.request import Request
 from executor_service.engine.sequence import Sequence
 from executor_service.model.loaded import LoadedModel
+from executor_service.parallel.workers import Workers
 from executor_service.scheduler_client import SchedulerClient
 from executor_service.text.detokenizer import IncrementalDetokenizer
 from executor_service.text.stop import StopMatcher
@@ -42,6 +43,7 @@ class Executor:
     facts: ModelFacts
     engine: Engine
     planner: SchedulerClient
+    workers: Workers  # none, where one process has the whole model
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -81,7 +83,11 @@ class Executor:
         return self.engine.inbox.call(look)
 
     def start(self, on_death: Callable[[], None], *, threads: int | None) -> threading.Thread:
-        """Run the engine on a thread of its own. ``on_death`` is called there if the loop ends by an error."""
+        """Run the engine on a thread of its own.
+
+        ``on_death`` is called, on any thread, if the loop ends by an error, or if a process with a part of the model is
+        lost.
+        """
 
         def run() -> None:
             if threads is not None:
@@ -92,6 +98,7 @@ class Executor:
                 log.exception("engine_died", executor_id=self.executor_id)
                 on_death()
 
+        self.workers.watch(on_death)
         thread = threading.Thread(target=run, name="engine", daemon=True)
         thread.start()
         return thread

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 from contextlib import suppress
 
 import grpc
@@ -20,7 +21,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from executor_service.address import listen, publish
-from executor_service.build import build_executor
+from executor_service.build import build_executor, threads_of_rank
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
 from executor_service.engine.request import EndCause
@@ -67,6 +68,7 @@ class Server:
         self._health = HealthServicer()
         self._server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()], options=_OPTIONS)
         self._stop_asked = asyncio.Event()
+        self._engine: threading.Thread | None = None
         self._engine_died = False
         control = ExecutorServicer(self._serving, self._hub, begin_drain=self._begin_drain)
         add_InferenceServiceServicer_to_server(InferenceServicer(self._serving), self._server)
@@ -80,7 +82,8 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit status.
 
-        Raises AddressError, TlsError, ModelSourceError, SizeError, RecordingError.
+        Raises AddressError, TlsError, RecordingError, ModelSourceError, DeviceError, SizeError, WorkerStartError,
+        DeviceLostError.
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -123,7 +126,7 @@ class Server:
 
     async def _begin_serving(self, executor: Executor) -> None:
         self._serving.executor = executor
-        executor.start(self._on_engine_death, threads=self._config.threads)
+        self._engine = executor.start(self._on_engine_death, threads=threads_of_rank(self._config))
         if not self._serving.draining:  # may be asked for while the model loads
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("executor_serving", executor_id=self._executor_id, model=self._config.model)
@@ -137,11 +140,14 @@ class Server:
                 await self._serving.streams.wait_until_empty()
         executor = self._serving.executor
         assert executor is not None
+        assert self._engine is not None
         executor.engine.inbox.close()
         with suppress(TimeoutError):  # a pass may take that long; then the end of the process ends it
             async with asyncio.timeout(self._config.grace_s + 1):
                 await self._serving.streams.wait_until_empty()
                 executor.planner.close()
+                await asyncio.to_thread(self._engine.join)
+                await asyncio.to_thread(executor.workers.close)
         self._ignore_signals()
         log.info("executor_stopped")
 
@@ -154,7 +160,8 @@ class Server:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _on_engine_death(self) -> None:
-        """Called on the engine's thread, which computes nothing any more: tell everybody, and end the process."""
+        """Called on a thread that is not the loop's, when nothing is computed any more: tell everybody, and end the
+        process."""
 
         def end() -> None:
             executor = self._serving.executor

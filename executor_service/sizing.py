@@ -6,6 +6,7 @@ All that can be refused is refused from the model's configuration alone, before 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from executor_service.config import Config
 from executor_service.engine.limits import Limits
 from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
+from executor_service.model.shard import num_kv_heads_of_rank
 
 SWAP_SHARE = 4  # one swap block for so many KV blocks, unless told otherwise
 
@@ -30,7 +32,9 @@ def fitting_limits(config: Config, model_config: Any, dtype: torch.dtype) -> Lim
 
     ``model_config``: of transformers.
     """
-    block_bytes = bytes_per_block(KVCacheSpec.from_config(model_config, block_size=config.block_size, dtype=dtype))
+    num_ranks = config.tensor_parallel_size
+    spec = spec_of_rank(model_config, block_size=config.block_size, dtype=dtype, num_ranks=num_ranks)
+    block_bytes = num_ranks * bytes_per_block(spec)
     num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
     if num_blocks < 1:
         raise SizeError(
@@ -49,6 +53,12 @@ def fitting_limits(config: Config, model_config: Any, dtype: torch.dtype) -> Lim
         max_model_len=_max_model_len(config, model_config),
         max_num_waiting=config.max_num_waiting,
     )
+
+
+def spec_of_rank(model_config: Any, *, block_size: int, dtype: torch.dtype, num_ranks: int) -> KVCacheSpec:
+    """What one of so many processes stores of a token; each has all blocks, with its own KV heads."""
+    spec = KVCacheSpec.from_config(model_config, block_size=block_size, dtype=dtype)
+    return replace(spec, num_kv_heads=num_kv_heads_of_rank(spec.num_kv_heads, num_ranks))
 
 
 def allocate_cache(spec: KVCacheSpec, limits: Limits, device: torch.device) -> KVCache:

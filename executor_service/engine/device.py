@@ -17,6 +17,10 @@ from executor_service.sampling.sampler import SamplingBatch
 BlockIds = NDArray[np.integer[Any]]
 
 
+class DeviceLostError(Exception):
+    """The device runs no more passes and makes no more copies: there is nothing left to drive."""
+
+
 class Runner(Protocol):
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult: ...
 

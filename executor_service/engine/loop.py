@@ -18,7 +18,7 @@ from executor_service.engine.apply import CheckedPlan, Copies, PlanRefusedError,
 from executor_service.engine.batch_builder import PassInputs, build_pass
 from executor_service.engine.books import Books, Status
 from executor_service.engine.desk import Desk
-from executor_service.engine.device import KVCopier, Runner, run_copies
+from executor_service.engine.device import DeviceLostError, KVCopier, Runner, run_copies
 from executor_service.engine.drafts import propose, verify
 from executor_service.engine.inbox import Inbox
 from executor_service.engine.latency import LatencyFitter, MeasuredPass
@@ -168,6 +168,8 @@ class Engine:
         started = time.perf_counter_ns()
         try:
             num_copied = run_copies(copies, self._kv)
+        except DeviceLostError:
+            raise
         except Exception as error:  # out of memory, a broken bus
             for row in copies.rows:
                 self._books.lose_kv(row)
@@ -219,6 +221,8 @@ class Engine:
         """Run the pass. None if that failed: those in it are lost, the loop is not."""
         try:
             return self._runner.execute(inputs.batch, inputs.sampling)
+        except DeviceLostError:
+            raise
         except Exception as error:  # out of memory, a broken model
             request_ids = self._books["id"][inputs.rows].tolist()
             self._observer.requests_failed(request_ids, error)

@@ -22,6 +22,7 @@ from executor_service.model.errors import ModelSourceError, UnsupportedModelErro
 from executor_service.model.fuse import fuse
 from executor_service.model.gguf import default_cache_dir
 from executor_service.model.loaded import LoadedModel
+from executor_service.model.shard import WHOLE, Shard, check_can_be_cut, cut
 from executor_service.model.sources import resolve_source
 
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -36,6 +37,7 @@ def load_model(
     cache_dir: Path | None = None,
     check: Callable[[Any, torch.dtype], object] | None = None,
     kernels: KernelChoice = KernelChoice.AUTO,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Load a model of `sources.py` in a dtype of `dtypes.py`. `progress` gets one line for each step that takes time.
 
@@ -49,6 +51,7 @@ def load_model(
     resolved = resolve_source(source, cache_dir=cache_dir, progress=progress)
     with as_model_source_error(f"cannot load {resolved.name}"):
         config = _load_config(resolved.name, resolved.directory)
+        check_can_be_cut(resolved.name, config, shard.size)
     if check is not None:
         check(config, torch_dtype)
     try:
@@ -57,7 +60,7 @@ def load_model(
         raise ModelSourceError(f"cannot run {resolved.name} with compiled kernels: {error}") from error
     progress(f"loading {resolved.name} as {str(torch_dtype).removeprefix('torch.')} on {device}")
     with as_model_source_error(f"cannot load {resolved.name}"):
-        return _load_directory(resolved.name, resolved.directory, config, torch_dtype, device, chosen)
+        return _load_directory(resolved.name, resolved.directory, config, torch_dtype, device, chosen, shard)
 
 
 def _load_config(name: str, directory: Path) -> Any:
@@ -69,13 +72,20 @@ def _load_config(name: str, directory: Path) -> Any:
 
 
 def _load_directory(
-    name: str, directory: Path, config: Any, dtype: torch.dtype, device: torch.device, kernels: CpuKernels | None
+    name: str,
+    directory: Path,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: CpuKernels | None,
+    shard: Shard,
 ) -> LoadedModel:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     model = _load_weights(name, directory, config, dtype)
     num_parameters = model.num_parameters()
+    cut(name, model, shard)
     if kernels is not None:
         fuse(model, kernels)
     text_config = config.get_text_config(decoder=True)

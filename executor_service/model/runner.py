@@ -1,4 +1,4 @@
-"""One forward pass: a ragged batch in, the next token of each row out. The only `torch.inference_mode` is here."""
+"""One forward pass: a ragged batch in, the next token of each row out. `torch.inference_mode` is here alone."""
 
 from __future__ import annotations
 
@@ -35,23 +35,32 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._kernels = loaded.kernels
 
-    @torch.inference_mode()
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
         """Run all tokens of the batch (at least one) and sample the first of its `logits_rows`, which may be none.
 
         The rest are those that tell the log-probabilities of prompts.
         """
-        assert len(sampling) + len(sampling.prompt_token_ids) == len(batch.logits_rows), "a use for each logits row"
+        return self.sample(self.forward(batch), sampling)
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Run all tokens of the batch. Returns the logits [S + P, V] of its `logits_rows`."""
         device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
         if self._kernels is None:  # kernels read no slot that nobody has written
             self._kv_cache.clear(device_batch.entered_blocks)
-        logits = self._model(
+        logits: torch.Tensor = self._model(
             input_ids=device_batch.input_ids,
             position_ids=device_batch.position_ids,
             use_cache=False,
             logits_to_keep=device_batch.logits_rows,
             paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels),
-        ).logits[0]  # [S + P, V]
+        ).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> ExecuteResult:
+        """The next tokens from logits [S + P, V]."""
+        assert len(sampling) + len(sampling.prompt_token_ids) == len(logits), "a use for each row of logits"
         tokens = sample(logits, sampling)
         logprobs = self._logprobs(logits, tokens, sampling)
         next_token_ids = tokens.cpu().numpy()  # the one copy to the host, where nobody asks for log-probabilities

@@ -17,7 +17,8 @@ import pytest
 from executor_service.address import AddressError, check_free, publish
 from executor_service.build import build_executor
 from executor_service.config import parse_config
-from executor_service.model.errors import ModelSourceError
+from executor_service.model.devices import DeviceError
+from executor_service.model.errors import ModelSourceError, UnsupportedModelError
 from executor_service.sizing import SizeError
 from executor_service.telemetry import EngineLog
 from metronome.executor.v1 import executor_pb2
@@ -114,6 +115,8 @@ def as_it_is(directory: Path) -> None:
         (as_it_is, ("--kv-cache-memory", "100"), SizeError),
         (as_it_is, ("--num-blocks", "1000000000000"), SizeError),
         (as_it_is, ("--max-model-len", "99999999"), SizeError),
+        (as_it_is, ("--tensor-parallel-size", "3"), UnsupportedModelError),
+        (as_it_is, ("--device", "cuda:99"), DeviceError),
     ],
 )
 def test_what_cannot_be_built_is_one_of_the_errors_that_are_told_in_a_line(
@@ -159,6 +162,8 @@ def test_an_address_that_cannot_be_is_told_with_its_cause(tmp_path: Path) -> Non
         (["--num-blocks", "0"], {}, "argument --num-blocks: '0' is not a whole number above 0"),
         (["--kv-cache-memory", "much"], {}, "argument --kv-cache-memory: 'much' is not a size"),
         (["--dtype", "float8"], {}, "argument --dtype: 'float8' is none of"),
+        (["--device", "gpu"], {}, "argument --device: 'gpu' is not a device: auto, cpu, cuda or cuda:N"),
+        (["--tensor-parallel-size", "0"], {}, "argument --tensor-parallel-size: '0' is not a whole number above 0"),
         (["--no-such-flag"], {}, "unrecognized arguments: --no-such-flag"),
         ([], {"METRONOME_EXECUTOR_PORT": "here"}, "argument --port: 'here' is not a port"),
         ([], {"METRONOME_EXECUTOR_OVERLAP": "maybe"}, "argument --overlap: 'maybe' is none of on, off"),

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SCHEDULER = (sys.executable, "-m", "scheduler_service")
@@ -143,6 +144,13 @@ def health_of(address: str, name: str = "") -> int:
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         return int(check(health_pb2.HealthCheckRequest(service=name), timeout=10).status)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Not one that has ended and that nobody has asked for its status."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:

@@ -28,6 +28,7 @@ from executor_service.kernels.cpu import CpuKernels
 from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
 from executor_service.model.fuse import fuse
 from executor_service.model.loaded import LoadedModel
+from executor_service.model.shard import WHOLE, Shard, cut
 
 VOCAB_SIZE = 300
 BOS_TOKEN_ID = 256
@@ -133,7 +134,7 @@ _CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 TINY_MODELS = tuple(_CONFIGS)
 
 
-def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None) -> LoadedModel:
+def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None, shard: Shard = WHOLE) -> LoadedModel:
     """A model of `TINY_MODELS` in float32 on the CPU; the same weights for the same seed. With kernels it is fused."""
     register_paged_attention()
     with torch.random.fork_rng():
@@ -142,6 +143,7 @@ def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None) -
             _CONFIGS[name](), attn_implementation=ATTN_IMPLEMENTATION, dtype=torch.float32
         )
     num_parameters = model.num_parameters()
+    cut(name, model, shard)
     if kernels is not None:
         fuse(model.eval(), kernels)
     return LoadedModel(

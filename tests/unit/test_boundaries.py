@@ -59,7 +59,15 @@ def test_what_both_services_need_and_no_contract_has_is_the_same_in_both(module:
         (["executor_service/engine"], WIRE | TENSORS),
         (["executor_service/kv/block_pool.py", "executor_service/kv/swap_space.py"], WIRE | TENSORS),
         (["executor_service/text"], WIRE | TENSORS),
-        (["executor_service/model", "executor_service/sampling", "executor_service/kv/cache.py"], WIRE),
+        (
+            [
+                "executor_service/model",
+                "executor_service/sampling",
+                "executor_service/kv/cache.py",
+                "executor_service/parallel",
+            ],
+            WIRE,
+        ),
     ],
 )
 def test_a_ring_imports_nothing_from_outside_of_it(places: list[str], packages: set[str]) -> None:

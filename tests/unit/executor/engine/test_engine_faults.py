@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from executor_service.engine.books import Status
+from executor_service.engine.device import DeviceLostError
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
 from executor_service.engine.plan import EvictMode, Plan, PlanSource
 from executor_service.engine.planner import PlanUnavailableError
@@ -145,6 +146,35 @@ def test_a_pass_that_fails_ends_those_in_it_and_the_loop_goes_on(overlap: Overla
     assert_served(served, 3)
     assert [ids for ids, _ in served.heard.failures] == [[1, 2]]
     assert served.engine.counters.num_refused_plans == 0
+
+
+class LostDevice(TokenRunner):
+    """Is gone: neither a pass nor a copy can be made."""
+
+    def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
+        raise DeviceLostError("rank 1 is gone")
+
+    def copy_out(self, device_blocks: BlockIds, swap_blocks: BlockIds) -> None:
+        raise DeviceLostError("rank 1 is gone")
+
+    copy_in = copy_within = copy_out
+
+
+def test_a_device_that_is_lost_ends_the_loop_and_no_request_in_silence() -> None:
+    """Whoever runs the loop hears of it, and ends what is left: see `Server`."""
+    cache = TokenCache(num_blocks=8, num_swap_blocks=8, block_size=16)
+    evict = EvictAtLength(request_id=1, length=5, mode=EvictMode.SWAP)
+    for runner, kv in ((LostDevice(cache), cache), (TokenRunner(cache), LostDevice(cache))):
+        served = EngineUnderTest(
+            limits=limits_of(num_swap_blocks=8), runner=runner, kv=kv, planner=LocalPlanner(RECOMPUTE, evict)
+        )
+        submit_all(served)
+        with pytest.raises(DeviceLostError):
+            served.engine.run()
+        assert not served.heard.failures
+        assert not served.heard.failed_copies
+        assert len(served.books) == len(PROMPT_OF)
+    assert evict.done
 
 
 @pytest.mark.parametrize("overlap", Overlap)
