@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,8 +76,6 @@ def test_a_ring_imports_nothing_from_outside_of_it(places: list[str], packages: 
 
 
 def test_the_schedulers_core_imports_numpy_and_the_standard_library_alone() -> None:
-    import sys
-
     allowed = set(sys.stdlib_module_names) | {"numpy", "scheduler_service"}
     others = {name for path in files("scheduler_service/core") for name in imports(path)}
     assert {name for name in others if name.split(".")[0] not in allowed} == set()
@@ -107,3 +106,16 @@ def test_only_the_shell_knows_protobuf_messages(service: str) -> None:
         if any(name.split(".")[0] == "metronome" for name in imports(path))
     }
     assert {name for name in knowing if not name.startswith("convert") and name not in shell} == set()
+
+
+def test_the_python_client_needs_grpcio_and_protobuf_alone() -> None:
+    allowed = set(sys.stdlib_module_names) | {"grpc", "metronome", "metronome_client"}
+    others = {name for path in files("clients/python/metronome_client") for name in imports(path)}
+    of_protobuf = {name for name in others if name.startswith("google.protobuf")}
+    assert {name for name in others - of_protobuf if name.split(".")[0] not in allowed} == set()
+
+
+def test_the_conformance_kit_knows_the_contract_alone() -> None:
+    """It judges services, so it has nothing of them, nor of the client that it may be asked to judge."""
+    packages = {"scheduler_service", "executor_service", "metronome_client", "metronome_cli", "numpy"} | TENSORS
+    assert forbidden(files("clients/conformance"), packages) == []

@@ -1,26 +1,46 @@
-"""The client of an executor, for programs without asyncio."""
+"""The client of executors, for programs without asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
 from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
-from metronome_client.channels import CHANNEL_OPTIONS, DEFAULT_TIMEOUT_S, duration
-from metronome_client.errors import raising_metronome_errors
+from metronome_client.channels import ANSWER_TIMEOUT_S, DEFAULT_TIMEOUT_S, Tls, connection, duration
+from metronome_client.errors import error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
+from metronome_client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+
+SERVICE = "metronome.inference.v1.InferenceService"
+
+_Response = TypeVar("_Response")
 
 
 class InferenceClient:
-    """Calls one executor over one channel. May be shared by threads. Every method raises `MetronomeError`."""
+    """Calls an executor, or several in turn, over one channel. May be shared by threads.
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    `addresses`: host:port, or several, of which those are used that say SERVING; `state`, `watch_state` and `drain`
+    concern one executor, and want a client with one address. `timeout_s`: deadline of the calls that answer at once.
+    Every method raises `MetronomeError`; calls are tried again only where the contract allows it (`retry`).
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        tls: Tls | None = None,
+        token: str = "",
+        retry: RetryPolicy = DEFAULT_RETRY,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._connection = connection(addresses, SERVICE, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
+        self._channel = self._connection.open()
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._executor = executor_pb2_grpc.ExecutorServiceStub(self._channel)
 
@@ -42,45 +62,51 @@ class InferenceClient:
         """Generate, yielding events as they arrive.
 
         The request is sent when the first event is asked for; leaving or closing the iterator cancels it. `timeout_s`
-        is the deadline of the whole answer.
+        is the deadline of the whole answer: 10 minutes unless given, `math.inf` for none.
         """
         request = generate_request(prompt, options or GenerateOptions())
-        with raising_metronome_errors():
-            call = self._inference.Generate(request, timeout=timeout_s)
+        attempts = self._connection.attempts(timeout_s, ANSWER_TIMEOUT_S)
+        has_begun = False
+        while not has_begun:
+            call = self._inference.Generate(request, timeout=attempts.timeout_s)
             try:
                 for message in call:
+                    has_begun = True
                     event = event_from_message(message)
                     if event is not None:
                         yield event
+            except grpc.RpcError as error:
+                failure = error_from_call(error)
+                if has_begun:
+                    raise failure from None
+                time.sleep(attempts.pause_s(failure))
+            else:
+                return
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]  # grpc's stubs leave it bare
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any client by its id; its own call ends with CANCELLED."""
         with raising_metronome_errors():
-            self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=DEFAULT_TIMEOUT_S)
+            request = inference_pb2.CancelRequest(request_id=request_id)
+            self._inference.Cancel(request, timeout=self._connection.timeout_s)
 
     def tokenize(self, prompt: str | Sequence[ChatMessage]) -> tuple[int, ...]:
         """Turn text or a conversation into token ids, as `generate` would."""
-        with raising_metronome_errors():
-            response = self._inference.Tokenize(tokenize_request(prompt), timeout=DEFAULT_TIMEOUT_S)
-        return tuple(response.token_ids)
+        return tuple(self._ask(self._inference.Tokenize, tokenize_request(prompt)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Turn token ids into text, special tokens left out."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
-        with raising_metronome_errors():
-            return self._inference.Detokenize(request, timeout=DEFAULT_TIMEOUT_S).text
+        return self._ask(self._inference.Detokenize, request).text
 
     def model_info(self) -> inference_pb2.GetModelInfoResponse:
         """Describe the model that the executor runs."""
-        with raising_metronome_errors():
-            return self._inference.GetModelInfo(inference_pb2.GetModelInfoRequest(), timeout=DEFAULT_TIMEOUT_S)
+        return self._ask(self._inference.GetModelInfo, inference_pb2.GetModelInfoRequest())
 
     def state(self) -> executor_pb2.GetStateResponse:
         """Give the executor's books as they stand between two passes."""
-        with raising_metronome_errors():
-            return self._executor.GetState(executor_pb2.GetStateRequest(), timeout=DEFAULT_TIMEOUT_S)
+        return self._ask(self._executor.GetState, executor_pb2.GetStateRequest())
 
     def watch_state(self, *, min_interval_s: float = 0.0) -> Generator[executor_pb2.WatchStateResponse, None, None]:
         """Stream the books: the present ones first, then one message a pass, `min_interval_s` apart at least."""
@@ -94,5 +120,18 @@ class InferenceClient:
 
     def drain(self, *, timeout_s: float | None = None) -> None:
         """Take no new requests and return when the last one has ended. At the timeout the executor goes on draining."""
+        timeout_s = self._connection.attempts(timeout_s, ANSWER_TIMEOUT_S).timeout_s
         with raising_metronome_errors():
             self._executor.Drain(executor_pb2.DrainRequest(), timeout=timeout_s)
+
+    def _ask(self, method: Callable[..., _Response], request: Any) -> _Response:
+        return ask(method, request, self._connection.attempts(None))
+
+
+def ask(method: Callable[..., _Response], request: Any, attempts: Attempts) -> _Response:
+    """Make a call without side effects, again where that may help. Raises MetronomeError."""
+    while True:
+        try:
+            return method(request, timeout=attempts.timeout_s)
+        except grpc.RpcError as error:
+            time.sleep(attempts.pause_s(error_from_call(error)))
