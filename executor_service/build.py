@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from executor_service.engine.loop import Engine
 from executor_service.engine.record import Observer
 from executor_service.engine.request import Event
 from executor_service.executor import Executor
+from executor_service.heap import give_back_freed_memory
 from executor_service.kv.cache import KVCache, bytes_per_block
 from executor_service.model.devices import resolve_device
-from executor_service.model.loaded import LoadedModel
+from executor_service.model.loaded import LoadedModel, LoadedTokenizer
 from executor_service.model.loader import load_model
 from executor_service.model.parallel_layers import join
 from executor_service.model.runner import ModelRunner
@@ -87,7 +89,14 @@ def _build(
         tls=config.scheduler_tls,
     )
     num_ranks = config.tensor_parallel_size
-    loaded = _load(config, workers, progress)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints") as beside:
+        # The one takes a core's time with the interpreter's lock, the other mostly without it.
+        preparing: list[Future[ConstraintCompiler]] = []
+        loaded = _load(
+            config, workers, progress, lambda known: preparing.append(beside.submit(_prepare_constraints, known))
+        )
+        constraints = preparing[0].result()
+    give_back_freed_memory()
     limits = fitting_limits(config, loaded.config, loaded.dtype)
     spec = spec_of_rank(loaded.config, block_size=config.block_size, dtype=loaded.dtype, num_ranks=num_ranks)
     cache = allocate_cache(spec, limits, loaded.device)
@@ -102,8 +111,6 @@ def _build(
         swap_mebibytes=num_ranks * limits.num_swap_blocks * bytes_per_block(spec) >> 20,
     )
     vocab_size = loaded.model.get_input_embeddings().num_embeddings
-    progress("preparing the vocabulary for constraints")
-    constraints = ConstraintCompiler(loaded.tokenizer, vocab_size=vocab_size, end_token_ids=loaded.eos_token_ids)
     runner: Runner = ModelRunner(loaded, cache)
     kv: KVCopier = cache
     if num_ranks > 1:
@@ -143,7 +150,12 @@ def threads_of_rank(config: Config) -> int | None:
     return config.threads
 
 
-def _load(config: Config, workers: Workers, progress: Callable[[str], None]) -> LoadedModel:
+def _load(
+    config: Config,
+    workers: Workers,
+    progress: Callable[[str], None],
+    tokenizer_loaded: Callable[[LoadedTokenizer], object],
+) -> LoadedModel:
     """The model, or rank 0's part of it; the other ranks load theirs at the same time."""
     num_ranks = config.tensor_parallel_size
     device = resolve_device(config.device, size=num_ranks)
@@ -160,6 +172,7 @@ def _load(config: Config, workers: Workers, progress: Callable[[str], None]) -> 
         check=check,
         kernels=config.kernels,
         shard=Shard(rank=0, size=num_ranks),
+        tokenizer_loaded=tokenizer_loaded,
     )
 
 
@@ -186,6 +199,10 @@ def _meet(loaded: LoadedModel, limits: Limits, workers: Workers, num_ranks: int)
         workers.send(Join(rendezvous=rendezvous, num_blocks=limits.num_blocks, num_swap_blocks=limits.num_swap_blocks))
         workers.wait_for(Joining)
         join(loaded.model, meet(rendezvous, rank=0, size=num_ranks, device=loaded.device))
+
+
+def _prepare_constraints(known: LoadedTokenizer) -> ConstraintCompiler:
+    return ConstraintCompiler(known.tokenizer, vocab_size=known.vocab_size, end_token_ids=known.eos_token_ids)
 
 
 def _recorder(config: Config) -> Recorder | None:

@@ -72,10 +72,12 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
         self.device = torch.device(device)
-        self._pool = torch.zeros(_pool_shape(spec, num_blocks), dtype=spec.dtype, device=self.device)
-        self._swap_pool = torch.zeros(
-            _pool_shape(spec, num_swap_blocks), dtype=spec.dtype, pin_memory=self.device.type == "cuda"
-        )
+        self._pool = _zeros(_pool_shape(spec, num_blocks), spec.dtype, self.device)
+        swap_shape = _pool_shape(spec, num_swap_blocks)
+        if self.device.type == "cuda":
+            self._swap_pool = torch.zeros(swap_shape, dtype=spec.dtype, pin_memory=True)
+        else:
+            self._swap_pool = _zeros(swap_shape, spec.dtype, torch.device("cpu"))
         self._layers = tuple((pool[0], pool[1]) for pool in self._pool)
         self._scratch = torch.empty(0, dtype=spec.dtype, device=self.device)
 
@@ -148,6 +150,13 @@ class KVCache:
             torch.from_numpy(np.asarray(device_blocks, dtype=np.int64)),
             torch.from_numpy(np.asarray(others, dtype=np.int64)),
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of a CPU: memory that the system gives as it is first used, zeroed; torch would write all of it at once."""
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _pool_shape(spec: KVCacheSpec, num_blocks: int) -> tuple[int, ...]:

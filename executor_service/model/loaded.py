@@ -11,6 +11,15 @@ from executor_service.kernels.cpu import CpuKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTokenizer:
+    """What is known of a model's texts before its weights are loaded. ``tokenizer``: of transformers."""
+
+    tokenizer: Any
+    vocab_size: int  # logits of a row
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """`model`, `config` and `tokenizer` are objects of transformers, whose classes differ from model to model."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from executor_service.heap import give_back_freed_memory
 from executor_service.kernels.build import KernelBuildError
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kernels.cpu import CpuKernels
@@ -21,10 +22,11 @@ from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError, as_model_source_error
 from executor_service.model.fuse import fuse
 from executor_service.model.gguf import default_cache_dir
-from executor_service.model.loaded import LoadedModel
+from executor_service.model.loaded import LoadedModel, LoadedTokenizer
 from executor_service.model.shard import WHOLE, Shard, check_can_be_cut, cut
 from executor_service.model.sources import resolve_source
 
+_GENERATION_CONFIG = "generation_config.json"
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -38,10 +40,12 @@ def load_model(
     check: Callable[[Any, torch.dtype], object] | None = None,
     kernels: KernelChoice = KernelChoice.AUTO,
     shard: Shard = WHOLE,
+    tokenizer_loaded: Callable[[LoadedTokenizer], object] | None = None,
 ) -> LoadedModel:
     """Load a model of `sources.py` in a dtype of `dtypes.py`. `progress` gets one line for each step that takes time.
 
-    `check` gets configuration and dtype before the weights are loaded, and may raise what it likes.
+    `check` gets configuration and dtype before the weights are loaded, and may raise what it likes; `tokenizer_loaded`
+    gets the tokenizer then, so that others can work with it while the weights are loaded.
 
     Raises ModelSourceError, or UnsupportedModelError where the model needs more than causal attention over a KV cache.
     """
@@ -60,7 +64,11 @@ def load_model(
         raise ModelSourceError(f"cannot run {resolved.name} with compiled kernels: {error}") from error
     progress(f"loading {resolved.name} as {str(torch_dtype).removeprefix('torch.')} on {device}")
     with as_model_source_error(f"cannot load {resolved.name}"):
-        return _load_directory(resolved.name, resolved.directory, config, torch_dtype, device, chosen, shard)
+        tokenizer = _load_tokenizer(resolved.directory, config)
+        give_back_freed_memory()
+        if tokenizer_loaded is not None:
+            tokenizer_loaded(tokenizer)
+        return _load_directory(resolved.name, resolved.directory, config, tokenizer, torch_dtype, device, chosen, shard)
 
 
 def _load_config(name: str, directory: Path) -> Any:
@@ -71,18 +79,30 @@ def _load_config(name: str, directory: Path) -> Any:
     return config
 
 
+def _load_tokenizer(directory: Path, config: Any) -> LoadedTokenizer:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    text_config = config.get_text_config(decoder=True)
+    end_tokens = [text_config.eos_token_id, tokenizer.eos_token_id]
+    if (directory / _GENERATION_CONFIG).is_file():
+        end_tokens.append(GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id)
+    return LoadedTokenizer(
+        tokenizer=tokenizer, vocab_size=text_config.vocab_size, eos_token_ids=_token_ids(*end_tokens)
+    )
+
+
 def _load_directory(
     name: str,
     directory: Path,
     config: Any,
+    loaded: LoadedTokenizer,
     dtype: torch.dtype,
     device: torch.device,
     kernels: CpuKernels | None,
     shard: Shard,
 ) -> LoadedModel:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    tokenizer = loaded.tokenizer
     model = _load_weights(name, directory, config, dtype)
     num_parameters = model.num_parameters()
     cut(name, model, shard)
@@ -99,9 +119,7 @@ def _load_directory(
         num_parameters=num_parameters,
         kernels=kernels,
         max_model_len=text_config.max_position_embeddings,
-        eos_token_ids=_token_ids(
-            model.generation_config.eos_token_id, text_config.eos_token_id, tokenizer.eos_token_id
-        ),
+        eos_token_ids=loaded.eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,
     )
 
