@@ -99,3 +99,22 @@ def _classes() -> dict[str, Any]:
 
 
 _CLASSES = _classes()
+
+
+def write_details(code: int, message: str, details: Details) -> bytes:
+    """Write `grpc-status-details-bin`, as a service does."""
+    status = _CLASSES["Status"](code=code, message=message)
+
+    def add(name: str, content: Any) -> None:
+        status.details.add(type_url=f"type.googleapis.com/google.rpc.{name}", value=content.SerializeToString())
+
+    entries = [_CLASSES["Entry"](key=key, value=value) for key, value in details.metadata.items()]
+    add("ErrorInfo", _CLASSES["ErrorInfo"](reason=details.reason, domain=details.domain, metadata=entries))
+    for name, violations in (("BadRequest", details.field_violations), ("QuotaFailure", details.quota_violations)):
+        if violations:
+            rows = [_CLASSES["Violation"](subject=row.subject, description=row.description) for row in violations]
+            add(name, _CLASSES["Violations"](violations=rows))
+    if details.retry_delay_s is not None:
+        delay = duration_pb2.Duration(seconds=int(details.retry_delay_s), nanos=int(details.retry_delay_s % 1 * 1e9))
+        add("RetryInfo", _CLASSES["RetryInfo"](retry_delay=delay))
+    return bytes(status.SerializeToString())
