@@ -1,4 +1,4 @@
-/** The real services that the tests talk to. `tests/contract/test_typescript_client.py` starts them and names them here. */
+/** The real services that the tests talk to. `tests/contract/test_typescript.py` starts them and names them here. */
 
 import { type ChildProcess, spawn } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";

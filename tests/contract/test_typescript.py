@@ -1,4 +1,7 @@
-"""The TypeScript client's own tests, on Node, against the scheduler and the executor of the other tests here."""
+"""What is in TypeScript, on Node, against real services: the client's own tests, and the conformance kit's scenarios.
+
+For those the calls are made from TypeScript, and the executor is one in TypeScript.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from metronome_conformance import Result, Verdict, load_scenarios
+from metronome_conformance.driver import ProcessDriver
+from metronome_conformance.executor_kit import ExecutorUnderTest, run_executor_scenarios
+from metronome_conformance.planner import ServedPlanner
+from metronome_conformance.scheduler_kit import run_scheduler_scenarios
 from support.certificates import Authority, tls_flags
 from support.services import SCHEDULER, Service, started
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clients" / "typescript"
+BUILD = PACKAGE / "build"
 COMPILER = PACKAGE / "node_modules" / ".bin" / "tsc"
 # CI sets it, where a test that is left out unseen would be no test.
 REQUIRED = "METRONOME_REQUIRE_NODE"
@@ -68,8 +78,49 @@ def test_the_client_keeps_what_it_promises(
         "METRONOME_TEST_MODEL": str(tiny_model_directory),
         "METRONOME_TEST_PYTHON": sys.executable,
     }
-    files = sorted((PACKAGE / "build" / "typescript" / "test").glob("*.test.js"))
+    files = sorted((BUILD / "typescript" / "test").glob("*.test.js"))
     assert files
     command = [node, "--enable-source-maps", "--test", "--test-concurrency=1", "--test-force-exit", *map(str, files)]
     ended = subprocess.run(command, cwd=PACKAGE, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.fixture
+def driver(node: str) -> Iterator[Callable[[str], ProcessDriver]]:
+    """Starts a program in TypeScript that calls an address for the kit."""
+    with ExitStack() as drivers:
+
+        def start(address: str) -> ProcessDriver:
+            driver = ProcessDriver([node, str(BUILD / "typescript" / "conformance" / "driver.js")], address)
+            drivers.callback(driver.close)
+            return driver
+
+        yield start
+
+
+def broken(results: Iterator[Result]) -> dict[str, tuple[str, ...]]:
+    """Findings by scenario."""
+    return {result.scenario.name: result.findings for result in results if result.verdict is not Verdict.HOLDS}
+
+
+def test_what_a_scheduler_promises_is_seen_from_typescript(
+    scheduler: Service, driver: Callable[[str], ProcessDriver]
+) -> None:
+    assert broken(run_scheduler_scenarios(driver(scheduler.address), load_scenarios("scheduler"))) == {}
+
+
+def test_an_executor_in_typescript_keeps_every_promise(node: str, driver: Callable[[str], ProcessDriver]) -> None:
+    served = ServedPlanner("127.0.0.1:0")
+    command = [node, str(BUILD / "examples" / "typescript" / "main.mjs"), "--scheduler", served.address, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            executor = ExecutorUnderTest(address)
+            executor.wait_until_ready(served.planner)
+            scenarios = load_scenarios("executor")
+            assert broken(run_executor_scenarios(driver(address), executor, served.planner, scenarios)) == {}
+            executor.close()
+        finally:
+            process.kill()
+            served.close()
