@@ -10,6 +10,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX_URL ?=
 # How long `make fuzz` goes on.
 MINUTES ?= 10
+# The same for `make soak`, whose own default is longer.
+SOAK_MINUTES := $(if $(filter file,$(origin MINUTES)),20,$(MINUTES))
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find proto/metronome -name '*.proto')
@@ -48,6 +50,10 @@ test: $(VENV)/.ready $(VENV)/.model $(NODE_MODULES) ## Run the tests (under 10 m
 .PHONY: soak-books
 soak-books: $(VENV)/.ready ## Put the KV blocks' books through a hundred thousand random operations (takes minutes)
 	@$(BIN)/pytest -m soak tests/property/executor
+
+.PHONY: soak
+soak: $(VENV)/.ready ## Overload an executor for a while (MINUTES=20), with cancels, deadlines and schedulers that die; memory stays flat
+	@PYTHONPATH=tests $(BIN)/python tests/soak/soak.py --minutes $(SOAK_MINUTES)
 
 .PHONY: test-nightly
 test-nightly: $(VENV)/.ready ## Try each property on 10,000 new examples, and the trace excerpts in full (takes hours)

@@ -14,6 +14,7 @@ import torch
 from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.plan import EvictMode
 from executor_service.engine.planning import Overlap
+from executor_service.engine.request import FinishReason
 from executor_service.model.attention import ATTN_IMPLEMENTATION
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
@@ -149,3 +150,36 @@ def test_with_every_request_evicted_half_way(
     evicted = {EvictMode.SWAP: "num_evicted_swap", EvictMode.RECOMPUTE: "num_evicted_recompute"}[mode]
     assert sum(getattr(p, evicted) for p in engine.heard.passes) == len(prompts)
     assert not engine.heard.refusals
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_case_19_several_answers_to_one_prompt(
+    loaded: LoadedModel, prompts: list[list[int]], reference: list[list[int]], number: int
+) -> None:
+    """A short prompt and the longest: the copied tail of it is the same KV."""
+    engine = engine_on_model(loaded, LIMITS, planner=LocalPlanner(RECOMPUTE))
+    ids = engine.submit_samples(prompts[number], NUM_NEW_TOKENS, 3)
+    engine.run()
+    assert engine.engine.counters.num_prefill_tokens == len(prompts[number]) + 2
+    expected = reference[number]  # it may have ended at an end token
+    assert [engine.tokens(request_id)[: len(expected)] for request_id in ids] == [expected] * 3
+
+
+def test_case_42_a_stop_string_over_several_tokens_of_real_text(loaded: LoadedModel, prompts: list[list[int]]) -> None:
+    tokenizer = Tokenizer(loaded.tokenizer, vocab_size=loaded.config.vocab_size)
+    engine = engine_on_model(loaded, LIMITS, planner=LocalPlanner(RECOMPUTE))
+    whole = engine.submit(prompts[0], 24, detokenizer=IncrementalDetokenizer(tokenizer, prompts[0]))
+    engine.run()
+    text = engine.text(whole)
+    middle = len(text) // 2
+    stop = text[middle - 6 : middle + 6]
+    stopped = engine.submit(
+        prompts[0], 24, detokenizer=IncrementalDetokenizer(tokenizer, prompts[0]), stop=("no such text", stop)
+    )
+    engine.run()
+    assert engine.text(stopped) == text[: text.index(stop)]
+    assert engine.finish(stopped).finish_reason is FinishReason.STOP
+    assert engine.finish(stopped).matched_stop == stop
+    tokens = engine.tokens(stopped)
+    assert tokens == engine.tokens(whole)[: len(tokens)]
+    assert engine.finish(stopped).usage.num_output_tokens == len(tokens) > 2

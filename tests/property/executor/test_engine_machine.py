@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from executor_service.engine.books import Status
 from executor_service.engine.limits import RequestTooLongError
@@ -268,3 +276,15 @@ class EngineMachine(RuleBasedStateMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=num_examples(60), stateful_step_count=40)
 test_engine = EngineMachine.TestCase
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_operations() -> None:
+    """Others in each run; a failure is printed as the steps that lead to it."""
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=1000, stateful_step_count=100, derandomize=False, suppress_health_check=list(HealthCheck)
+        ),
+    )
