@@ -62,7 +62,7 @@ def _refusing_unary(method: Callable[..., Any]) -> Callable[..., Any]:
             await abort_malformed(context)
         try:
             return await method(request, context)
-        except (grpc.aio.AbortError, grpc.aio.UsageError):
+        except grpc.aio.BaseError:  # likewise
             raise
         except Exception:
             log.exception("call_failed")
@@ -83,7 +83,9 @@ def _refusing_stream(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 async for response in responses:
                     yield response
-            except (grpc.aio.AbortError, grpc.aio.UsageError):
+            except (
+                grpc.aio.BaseError
+            ):  # an abort, or that nobody is there any more to hear of it: gRPC knows what to do
                 raise
             except Exception:
                 log.exception("call_failed")
