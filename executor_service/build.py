@@ -28,7 +28,7 @@ from executor_service.model.devices import resolve_device
 from executor_service.model.loaded import LoadedModel, LoadedTokenizer
 from executor_service.model.loader import load_model
 from executor_service.model.parallel_layers import join
-from executor_service.model.runner import ModelRunner
+from executor_service.model.runner import runner_for
 from executor_service.model.shard import Shard
 from executor_service.parallel.group import meet
 from executor_service.parallel.lead import LeadCache, LeadRunner
@@ -97,7 +97,7 @@ def _build(
         )
         constraints = preparing[0].result()
     give_back_freed_memory()
-    limits = fitting_limits(config, loaded.config, loaded.dtype)
+    limits = fitting_limits(config, loaded.config, loaded.dtype, loaded.device)
     spec = spec_of_rank(loaded.config, block_size=config.block_size, dtype=loaded.dtype, num_ranks=num_ranks)
     cache = allocate_cache(spec, limits, loaded.device)
     if num_ranks > 1:
@@ -111,10 +111,11 @@ def _build(
         swap_mebibytes=num_ranks * limits.num_swap_blocks * bytes_per_block(spec) >> 20,
     )
     vocab_size = loaded.model.get_input_embeddings().num_embeddings
-    runner: Runner = ModelRunner(loaded, cache)
+    model_runner = runner_for(loaded, cache, num_ranks, progress)
+    runner: Runner = model_runner
     kv: KVCopier = cache
     if num_ranks > 1:
-        runner, kv = LeadRunner(ModelRunner(loaded, cache), workers.send), LeadCache(cache, workers.send)
+        runner, kv = LeadRunner(model_runner, workers.send), LeadCache(cache, workers.send)
     progress("running the first passes")
     return Executor(
         executor_id=executor_id,
@@ -136,6 +137,7 @@ def _build(
             prefix_scope=config.prefix_cache,
             lookup=config.lookup,
             swap_block_us=_measure_swap_block_us(cache),
+            times_copies=loaded.device.type == "cpu",
             first_passes=run_first_passes(runner, limits),
         ),
         planner=planner,
@@ -161,7 +163,7 @@ def _load(
     device = resolve_device(config.device, size=num_ranks)
 
     def check(model_config: Any, dtype: torch.dtype) -> None:
-        fitting_limits(config, model_config, dtype)
+        fitting_limits(config, model_config, dtype, device)
         workers.start([_worker_settings(config, rank) for rank in range(1, num_ranks)])
 
     return load_model(
@@ -222,7 +224,9 @@ def _measure_swap_block_us(cache: KVCache) -> float:
     if not len(blocks):
         return 0.0
     cache.copy_out(blocks, blocks)  # the first touch of fresh memory costs more than a copy
+    cache.wait_for_copies()
     started = time.perf_counter()
     cache.copy_out(blocks, blocks)
     cache.copy_in(blocks, blocks)
+    cache.wait_for_copies()
     return (time.perf_counter() - started) * 1e6 / (2 * len(blocks))

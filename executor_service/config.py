@@ -42,7 +42,7 @@ class Config:
     profile: str | None  # None: the scheduler's default
     executor_id: str | None  # None: host name and port
     num_blocks: int | None  # None: as many as kv_cache_bytes hold
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None  # of all ranks together; None: see sizing.py
     num_swap_blocks: int | None  # None: a quarter of the KV blocks
     block_size: int  # tokens
     prefix_cache: PrefixScope
@@ -165,7 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     memory = parser.add_argument_group("KV cache")
     memory.add_argument("--num-blocks", type=_positive, help="KV blocks (default: what --kv-cache-memory holds)")
-    memory.add_argument("--kv-cache-memory", type=_size, default="1GiB", help="memory of the KV cache")
+    memory.add_argument(
+        "--kv-cache-memory", type=_size, help="memory of the KV cache (default: 1GiB; on CUDA most of what is free)"
+    )
     memory.add_argument(
         "--num-swap-blocks", type=_not_negative, help="swap blocks (default: a quarter of the KV blocks)"
     )

@@ -17,7 +17,15 @@ from executor_service.engine.limits import Limits
 from executor_service.kv.cache import KVCache, KVCacheSpec, bytes_per_block
 from executor_service.model.shard import num_kv_heads_of_rank
 
+# Unless told otherwise: memory of the KV cache on a CPU, and its share of what is free on CUDA devices once the model
+# is loaded, which leaves the rest to the tensors of a pass.
+CPU_CACHE_BYTES = 2**30
+CUDA_CACHE_SHARE = 0.8
+
 SWAP_SHARE = 4  # one swap block for so many KV blocks, unless told otherwise
+SWAP_MEMORY_SHARE = 4  # and at most one in so many bytes of the host, for the cache of a CUDA device
+
+_CPU = torch.device("cpu")
 
 # The bound that a container sets, of control groups version 2 and 1.
 _CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -27,23 +35,33 @@ class SizeError(ValueError):
     """The sizes asked for do not go together, with the model, or with the machine. The text says what to do."""
 
 
-def fitting_limits(config: Config, model_config: Any, dtype: torch.dtype) -> Limits:
+def fitting_limits(config: Config, model_config: Any, dtype: torch.dtype, device: torch.device = _CPU) -> Limits:
     """The limits that the settings ask for. Raises SizeError where they cannot be.
 
-    ``model_config``: of transformers.
+    ``model_config``: of transformers. ``device``: of rank 0; the others are taken to be like it.
     """
     num_ranks = config.tensor_parallel_size
     spec = spec_of_rank(model_config, block_size=config.block_size, dtype=dtype, num_ranks=num_ranks)
     block_bytes = num_ranks * bytes_per_block(spec)
-    num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
+    on_host = memory_bytes()
+    on_devices = num_ranks * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    cache_bytes = config.kv_cache_bytes or (
+        CPU_CACHE_BYTES if on_devices is None else int(CUDA_CACHE_SHARE * on_devices)
+    )
+    num_blocks = config.num_blocks or cache_bytes // block_bytes
     if num_blocks < 1:
-        raise SizeError(
-            f"a KV block of this model takes {block_bytes} bytes, --kv-cache-memory gives {config.kv_cache_bytes}"
-        )
-    num_swap_blocks = num_blocks // SWAP_SHARE if config.num_swap_blocks is None else config.num_swap_blocks
-    needed, there_is = (num_blocks + num_swap_blocks) * block_bytes, memory_bytes()
-    if needed > there_is:
-        raise _too_large(num_blocks, num_swap_blocks, needed, f"this machine has {_readable(there_is)}")
+        raise SizeError(f"a KV block of this model takes {block_bytes} bytes, --kv-cache-memory gives {cache_bytes}")
+    num_swap_blocks = config.num_swap_blocks
+    if num_swap_blocks is None:
+        num_swap_blocks = num_blocks // SWAP_SHARE
+        if on_devices is not None:
+            num_swap_blocks = min(num_swap_blocks, on_host // SWAP_MEMORY_SHARE // block_bytes)
+    needed = (num_blocks + num_swap_blocks) * block_bytes
+    if on_devices is not None and num_blocks * block_bytes > on_devices:
+        raise _too_large(num_blocks, num_swap_blocks, needed, f"the device has {_readable(on_devices)} free")
+    needed_on_host = num_swap_blocks * block_bytes if on_devices is not None else needed
+    if needed_on_host > on_host:
+        raise _too_large(num_blocks, num_swap_blocks, needed, f"this machine has {_readable(on_host)}")
     return Limits(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -62,7 +62,11 @@ class Engine:
         lookup: NgramLookup = NO_LOOKUP,
         swap_block_us: float = 0.0,
         first_passes: tuple[MeasuredPass, ...] = (),
+        times_copies: bool = True,
     ) -> None:
+        """``times_copies``: copies are complete when the call returns, so that it shows what they take. Else
+        ``swap_block_us`` stays as it is.
+        """
         self.inbox = Inbox(max_num_waiting=limits.max_num_waiting, max_num_seqs=limits.max_num_seqs)
         self._books = Books(limits, prefix_scope=prefix_scope, max_num_drafts=lookup.max_num_drafts)
         self._lookup = lookup
@@ -72,6 +76,7 @@ class Engine:
         self._latency = LatencyFitter(swap_block_us=swap_block_us, first_passes=first_passes)
         self._runner = runner
         self._kv = kv
+        self._times_copies = times_copies
         self._observer = observer
 
     # For other threads
@@ -178,7 +183,7 @@ class Engine:
             self.counters.num_swap_failures += 1
             self._observer.copies_failed(self._books["id"][copies.rows].tolist(), error)
             return False
-        if num_copied:
+        if num_copied and self._times_copies:
             self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
         self._books.note_copied_in(copy.row for copy in copies.into)
         return True

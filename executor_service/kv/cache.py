@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.kernels.cpu import CpuKernels
+from executor_service.kv.streamed_swap import StreamedSwap
+from executor_service.model.transfer import to_device
 
 KEY_AND_VALUE = 2
 
@@ -73,11 +75,10 @@ class KVCache:
         self.num_swap_blocks = num_swap_blocks
         self.device = torch.device(device)
         self._pool = _zeros(_pool_shape(spec, num_blocks), spec.dtype, self.device)
-        swap_shape = _pool_shape(spec, num_swap_blocks)
-        if self.device.type == "cuda":
-            self._swap_pool = torch.zeros(swap_shape, dtype=spec.dtype, pin_memory=True)
-        else:
-            self._swap_pool = _zeros(swap_shape, spec.dtype, torch.device("cpu"))
+        on_cuda = self.device.type == "cuda"
+        self._streamed = StreamedSwap(self._pool, num_swap_blocks) if on_cuda else None
+        swap_shape = _pool_shape(spec, 0 if on_cuda else num_swap_blocks)
+        self._swap_pool = _zeros(swap_shape, spec.dtype, torch.device("cpu"))
         self._layers = tuple((pool[0], pool[1]) for pool in self._pool)
         self._scratch = torch.empty(0, dtype=spec.dtype, device=self.device)
 
@@ -125,19 +126,30 @@ class KVCache:
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def copy_out(self, device_blocks: NDArray[np.integer[Any]], swap_blocks: NDArray[np.integer[Any]]) -> None:
-        """Copy device blocks to swap blocks, pairwise and over all layers. Complete when it returns."""
+        """Copy device blocks to swap blocks, pairwise and over all layers. Complete, or fenced, when it returns."""
         source, target = self._checked_pairs(device_blocks, swap_blocks)
-        self._swap_pool[:, :, target] = self._pool[:, :, source.to(self.device)].to("cpu")
+        if self._streamed is not None:
+            self._streamed.copy_out(source, target)
+        else:
+            self._swap_pool[:, :, target] = self._pool[:, :, source]
 
     def copy_in(self, swap_blocks: NDArray[np.integer[Any]], device_blocks: NDArray[np.integer[Any]]) -> None:
-        """Copy swap blocks to device blocks, pairwise and over all layers. Complete when it returns."""
+        """Copy swap blocks to device blocks, pairwise and over all layers. Complete, or fenced, when it returns."""
         target, source = self._checked_pairs(device_blocks, swap_blocks)
-        self._pool[:, :, target.to(self.device)] = self._swap_pool[:, :, source].to(self.device)
+        if self._streamed is not None:
+            self._streamed.copy_in(source, target)
+        else:
+            self._pool[:, :, target] = self._swap_pool[:, :, source]
 
     def copy_within(self, source: NDArray[np.integer[Any]], target: NDArray[np.integer[Any]]) -> None:
         """Copy device blocks to others, pairwise and over all layers, as if all were read before any is written."""
-        to, of = (blocks.to(self.device) for blocks in self._checked_pairs(target, source))
+        to, of = (to_device(blocks, self.device) for blocks in self._checked_pairs(target, source))
         self._pool.index_copy_(2, to, self._pool.index_select(2, of))
+
+    def wait_for_copies(self) -> None:
+        """Until all copies to and from swap space are done: for measurements."""
+        if self._streamed is not None:
+            self._streamed.wait()
 
     def _checked_pairs(
         self, device_blocks: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]

@@ -5,7 +5,8 @@ the cache travel as the keyword argument `paged_context` of the model's forward.
 written to the cache first and then read from it with all that came before, so a chunk sees itself.
 
 Decodes go to the compiled kernel where there is one, which reads pages in place. Chunks are matrix products over
-gathered pages, which no kernel of ours would beat. What neither serves goes to the reference.
+gathered pages, which no kernel of ours would beat. What neither serves goes to the reference. On CUDA a kernel of
+FlashAttention takes all at once, where there is one that reads pages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from executor_service.kernels.cpu import CpuKernels
 from executor_service.kv.cache import KVCache
 from executor_service.model.attention_paged import attend_decode_groups, attend_prefill_chunks
 from executor_service.model.attention_reference import reference_attention
+from executor_service.model.attention_varlen import attend_varlen
 from executor_service.model.device_batch import DeviceBatch
 
 ATTN_IMPLEMENTATION = "metronome_paged"
@@ -31,6 +33,7 @@ class PagedContext:
     kv_cache: KVCache
     batch: DeviceBatch
     kernels: CpuKernels | None
+    by_varlen: bool = False  # the device has a kernel that reads pages
 
 
 def register_paged_attention() -> None:
@@ -64,6 +67,9 @@ def paged_attention_forward(
     attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
     kv_cache.write(layer, keys, values, batch.slot_mapping, kernels)
     is_plain = softcap is None and s_aux is None
+    if paged_context.by_varlen and is_plain:
+        attend_varlen(queries, attended, kv_cache, batch, layer=layer, scaling=scaling, window=sliding_window)
+        return attended.unsqueeze(0), None
     num_decodes = batch.host.num_decodes
     if kernels is not None and num_decodes:
         kernels.attend_decodes(

@@ -13,6 +13,7 @@ import torch
 
 from executor_service.kv.cache import KVCache
 from executor_service.model.batch import RaggedBatch
+from executor_service.model.transfer import to_device
 
 
 def reference_attention(
@@ -39,7 +40,7 @@ def reference_attention(
         context_len = int(batch.context_lens[request])
         start, stop = int(starts[request]), int(starts[request + 1])
         blocks = torch.from_numpy(batch.block_tables[request, : -(-context_len // block_size)].astype("int64"))
-        keys, values = kv_cache.gather(layer, blocks.to(query.device))
+        keys, values = kv_cache.gather(layer, to_device(blocks, query.device))
         positions = torch.arange(context_len - (stop - start), context_len, device=query.device)
         output[start:stop] = _attend(
             query[start:stop].float(),

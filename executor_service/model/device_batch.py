@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from executor_service.kv.cache import KEY_AND_VALUE, KVCacheSpec
 from executor_service.model.batch import RaggedBatch
+from executor_service.model.transfer import to_device
 
 # Keys and values of one group of decodes. Two to four MiB were best on a CPU with 1 MiB of L2 a core and 32 MiB of L3:
 # 64 requests of 256 tokens took 0.75 of the time of one gather for all, 1 MiB took 1.2 times the best.
@@ -66,25 +69,51 @@ class PrefillChunk:
     query_blocks: tuple[QueryBlock, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedTables:
+    """The whole batch as a kernel takes it that finds the pages itself."""
+
+    query_starts: torch.Tensor  # [R + 1] int32, first token of each request in T, and T
+    context_lens: torch.Tensor  # [R] int32
+    block_tables: torch.Tensor  # [R, max_blocks] int32
+    max_query_len: int
+    max_context_len: int
+
+
 class DeviceBatch:
     """Tensors of one pass."""
 
     def __init__(self, batch: RaggedBatch, *, spec: KVCacheSpec, device: torch.device) -> None:
         self.host = batch
-        self.input_ids = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)  # [1, T] int64
-        self.position_ids = torch.from_numpy(batch.positions).to(device).unsqueeze(0)  # [1, T] int64
-        self.slot_mapping = torch.from_numpy(batch.slot_mapping(spec.block_size)).to(device)  # [T] int64
-        self.logits_rows = torch.from_numpy(batch.logits_rows).to(device)  # [S] int64
+        self.input_ids = to_device(torch.from_numpy(batch.token_ids), device).unsqueeze(0)  # [1, T] int64
+        self.position_ids = to_device(torch.from_numpy(batch.positions), device).unsqueeze(0)  # [1, T] int64
+        self.slot_mapping = to_device(torch.from_numpy(batch.slot_mapping(spec.block_size)), device)  # [T] int64
+        self.logits_rows = to_device(torch.from_numpy(batch.logits_rows), device)  # [S] int64
         self._spec = spec
         self._device = device
         self._longest_context = int(batch.context_lens.max())
         self._decode_groups: dict[int | None, tuple[DecodeGroup, ...]] = {}
         self._prefill_chunks: dict[int | None, tuple[PrefillChunk, ...]] = {}
 
+    @cached_property
+    def ragged_tables(self) -> RaggedTables:
+        batch = self.host
+
+        def column(values: NDArray[np.integer[Any]]) -> torch.Tensor:
+            return to_device(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32)), self._device)
+
+        return RaggedTables(
+            query_starts=column(batch.query_starts()),
+            context_lens=column(batch.context_lens),
+            block_tables=column(batch.block_tables),
+            max_query_len=int(batch.query_lens.max()),
+            max_context_len=self._longest_context,
+        )
+
     @property
     def entered_blocks(self) -> torch.Tensor:
         """[B] int64, the blocks whose first slot is written in this pass."""
-        return torch.from_numpy(self.host.entered_blocks(self._spec.block_size)).to(self._device)
+        return to_device(torch.from_numpy(self.host.entered_blocks(self._spec.block_size)), self._device)
 
     def decode_groups(self, window: int | None) -> tuple[DecodeGroup, ...]:
         """The decodes, for layers of this sliding window (None: full attention)."""
@@ -124,8 +153,8 @@ def _decode_groups(
         key_positions = first_blocks[rows, None] * spec.block_size + np.arange(width * spec.block_size)  # [g, K]
         visible = (key_positions >= first_keys[rows, None]) & (key_positions < context_lens[rows, None])
         yield DecodeGroup(
-            rows=torch.from_numpy(rows).to(device),  # a decode's row in T is its row in R
-            blocks=torch.from_numpy(blocks.astype(np.int64).ravel()).to(device),
+            rows=to_device(torch.from_numpy(rows), device),  # a decode's row in T is its row in R
+            blocks=to_device(torch.from_numpy(blocks.astype(np.int64).ravel()), device),
             mask=_additive(visible[:, None, :], spec.dtype, device),
         )
         start += len(rows)
@@ -143,7 +172,7 @@ def _prefill_chunks(
         gathered_from = first_block * spec.block_size  # position of the first key that is gathered
         blocks = batch.block_tables[request, first_block : -(-context_len // spec.block_size)]
         yield PrefillChunk(
-            blocks=torch.from_numpy(blocks.astype(np.int64)).to(device),
+            blocks=to_device(torch.from_numpy(blocks.astype(np.int64)), device),
             query_blocks=tuple(
                 _query_block(
                     query_positions[first : first + QUERY_BLOCK_SIZE] - gathered_from,
@@ -189,7 +218,7 @@ def _first_keys(query_positions: NDArray[np.int64], window: int | None) -> NDArr
 
 def _additive(visible: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     mask = torch.zeros(visible.shape, dtype=dtype)
-    return mask.masked_fill_(torch.from_numpy(~visible), float("-inf")).to(device)
+    return to_device(mask.masked_fill_(torch.from_numpy(~visible), float("-inf")), device)
 
 
 def _layer_bytes_per_block(spec: KVCacheSpec) -> int:

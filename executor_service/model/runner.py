@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 from executor_service.kv.cache import KVCache
 from executor_service.model.attention import PagedContext
+from executor_service.model.attention_varlen import serves_varlen
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.device_batch import DeviceBatch
 from executor_service.model.loaded import LoadedModel
+from executor_service.model.transfer import to_device
 from executor_service.sampling.logprobs import Logprobs, logprobs_of
 from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, sample
 
@@ -29,11 +32,13 @@ class ExecuteResult:
 class ModelRunner:
     """Runs passes of one model over one KV cache."""
 
-    def __init__(self, loaded: LoadedModel, kv_cache: KVCache) -> None:
+    def __init__(self, loaded: LoadedModel, kv_cache: KVCache, *, by_varlen: bool = False) -> None:
+        """``by_varlen``: `attention_varlen.py` serves this model on this device."""
         self._model = loaded.model
         self._device = loaded.device
         self._kv_cache = kv_cache
         self._kernels = loaded.kernels
+        self._by_varlen = by_varlen
 
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
         """Run all tokens of the batch (at least one) and sample the first of its `logits_rows`, which may be none.
@@ -53,7 +58,9 @@ class ModelRunner:
             position_ids=device_batch.position_ids,
             use_cache=False,
             logits_to_keep=device_batch.logits_rows,
-            paged_context=PagedContext(kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels),
+            paged_context=PagedContext(
+                kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels, by_varlen=self._by_varlen
+            ),
         ).logits[0]
         return logits
 
@@ -68,5 +75,12 @@ class ModelRunner:
 
     def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingBatch) -> Logprobs | None:
         wanted = np.concatenate([sampling.num_logprobs, sampling.num_prompt_logprobs])
-        prompt_token_ids = torch.from_numpy(sampling.prompt_token_ids).to(self._device)
+        prompt_token_ids = to_device(torch.from_numpy(sampling.prompt_token_ids), self._device)
         return logprobs_of(logits, torch.cat([tokens, prompt_token_ids]), wanted)
+
+
+def runner_for(loaded: LoadedModel, kv_cache: KVCache, num_ranks: int, progress: Callable[[str], None]) -> ModelRunner:
+    """The runner of one of so many ranks, with the best attention that the device has for it."""
+    num_heads = loaded.config.get_text_config(decoder=True).num_attention_heads // num_ranks
+    by_varlen = serves_varlen(kv_cache.spec, device=loaded.device, num_heads=num_heads, progress=progress)
+    return ModelRunner(loaded, kv_cache, by_varlen=by_varlen)

@@ -58,11 +58,14 @@ def _work(settings: WorkerSettings, receive: Callable[[], Any], send: Callable[[
     from executor_service.kv.cache import KVCache
     from executor_service.model.loader import load_model
     from executor_service.model.parallel_layers import join
-    from executor_service.model.runner import ModelRunner
+    from executor_service.model.runner import runner_for
     from executor_service.model.shard import Shard
     from executor_service.parallel.follow import follow
     from executor_service.parallel.group import meet
     from executor_service.sizing import spec_of_rank
+
+    def progress(message: str) -> None:
+        log.debug("model_progress", rank=settings.rank, message=message)
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -70,7 +73,7 @@ def _work(settings: WorkerSettings, receive: Callable[[], Any], send: Callable[[
         settings.model,
         dtype=settings.dtype,
         device=settings.device,
-        progress=lambda message: log.debug("model_progress", rank=settings.rank, message=message),
+        progress=progress,
         kernels=settings.kernels,
         shard=Shard(rank=settings.rank, size=settings.size),
     )
@@ -80,7 +83,7 @@ def _work(settings: WorkerSettings, receive: Callable[[], Any], send: Callable[[
     cache = KVCache(spec, num_blocks=how.num_blocks, num_swap_blocks=how.num_swap_blocks, device=loaded.device)
     send(Joining())
     join(loaded.model, meet(how.rendezvous, rank=settings.rank, size=settings.size, device=loaded.device))
-    unknown = follow(receive, ModelRunner(loaded, cache), cache)
+    unknown = follow(receive, runner_for(loaded, cache, settings.size, progress), cache)
     raise AssertionError(f"rank 0 sent {unknown}")
 
 

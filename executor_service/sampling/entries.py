@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.model.transfer import to_device
+
 TokenIds = NDArray[np.int64]
 
 
@@ -44,4 +46,4 @@ def flat_index(rows: Sequence[int], token_ids: Sequence[TokenIds], vocab_size: i
 
 
 def on_device(values: NDArray[Any], logits: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(values).to(logits.device)
+    return to_device(torch.from_numpy(values), logits.device)

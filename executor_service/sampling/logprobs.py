@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.model.transfer import to_device
 from executor_service.sampling.argmax import largest_of_rows, sum_of_rows
 
 NO_LOGPROBS = -1
@@ -46,7 +47,7 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: NDA
     top_values = torch.zeros((len(rows), num_candidates), device=logits.device)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         at_once = slice(start, start + ROWS_AT_ONCE)
-        index = torch.from_numpy(rows[at_once]).to(logits.device)
+        index = to_device(torch.from_numpy(rows[at_once]), logits.device)
         of_rows = logits[index]
         maxima = of_rows.amax(dim=-1, keepdim=True).float()
         normaliser = maxima + sum_of_rows((of_rows.float() - maxima).exp_()).log().float()
@@ -55,7 +56,7 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: NDA
         with_top = np.flatnonzero(num_logprobs[rows[at_once]] > 0)
         if len(with_top):
             # The same number for every row, so that it does not depend on the others which of two equals is named.
-            values, ids = largest_of_rows(of_rows[torch.from_numpy(with_top).to(logits.device)], num_candidates)
+            values, ids = largest_of_rows(of_rows[to_device(torch.from_numpy(with_top), logits.device)], num_candidates)
             top_ids[start + with_top] = ids
             top_values[start + with_top] = values.float() - normaliser[with_top]
     return Logprobs(

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.model.transfer import to_device
+
 Words = NDArray[np.int32]  # [ceil(V / 32)]
 BITS_A_WORD = 32
 
@@ -38,7 +40,7 @@ def num_words_of(vocab_size: int) -> int:
 
 def mask(logits: torch.Tensor, words: Words) -> None:
     """Rule out what the words [R, ceil(V / 32)] do not allow, in logits [R, V] float32, in place."""
-    packed = torch.from_numpy(words.view(np.uint8).ravel()).to(device=logits.device, dtype=torch.int32)
+    packed = to_device(torch.from_numpy(words.view(np.uint8).ravel()), logits.device).to(torch.int32)
     highest = _highest_logits(logits.device).index_select(0, packed)  # [R * 4 * words, 8]
     torch.minimum(logits, highest.view(len(logits), -1)[:, : logits.shape[1]], out=logits)
 
@@ -47,4 +49,4 @@ def mask(logits: torch.Tensor, words: Words) -> None:
 def _highest_logits(device: torch.device) -> torch.Tensor:
     """[256, 8] for each byte, the most that the logit of each of its eight tokens may be: infinity, or -infinity."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return torch.from_numpy(np.where(bits, np.float32("inf"), np.float32("-inf"))).to(device)
+    return to_device(torch.from_numpy(np.where(bits, np.float32("inf"), np.float32("-inf"))), device)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.model.transfer import to_device
 from executor_service.sampling.adjustments import Adjuster, adjust
 from executor_service.sampling.argmax import CHUNK_SIZE, argmax_rows, as_chunks, largest_of_rows, sum_of_rows
 from executor_service.sampling.random import uniforms
@@ -151,10 +152,10 @@ class _Wanted:
         cls, sampling: SamplingBatch, draws: NDArray[np.float64], rows: NDArray[np.int64], device: torch.device
     ) -> _Wanted:
         def column(values: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-            return torch.from_numpy(values[rows]).to(device=device, dtype=dtype).unsqueeze(1)
+            return to_device(torch.from_numpy(values[rows]), device).to(dtype).unsqueeze(1)
 
         return cls(
-            rows=torch.from_numpy(rows).to(device),
+            rows=to_device(torch.from_numpy(rows), device),
             temperature=column(sampling.temperature, torch.float32),
             top_k=column(sampling.top_k, torch.int64),
             top_p=column(sampling.top_p, torch.float64),

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
+from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.batch import RaggedBatch
 from executor_service.sampling.adjustments import Adjuster
 from executor_service.sampling.logprobs import NO_LOGPROBS
@@ -17,6 +19,40 @@ def shuffled_block_tables(num_requests: int, max_blocks: int, *, seed: int) -> n
     """[num_requests, max_blocks] int32: every request has blocks of its own, in random order."""
     blocks = np.random.default_rng(seed).permutation(num_requests * max_blocks)
     return blocks.reshape(num_requests, max_blocks).astype(np.int32)
+
+
+def random_batch(seed: int, *, block_size: int, num_decodes: int, num_chunks: int) -> RaggedBatch:
+    rng = np.random.default_rng(seed)
+    decode_contexts = rng.integers(1, 100, size=num_decodes)
+    chunk_lens = rng.integers(1, 40, size=num_chunks)
+    # Half of the chunks begin a prompt, the others continue one.
+    chunk_contexts = chunk_lens + rng.integers(0, 60, size=num_chunks) * rng.integers(0, 2, size=num_chunks)
+    query_lens = np.concatenate([np.ones(num_decodes, dtype=np.int64), chunk_lens]).astype(np.int32)
+    context_lens = np.concatenate([decode_contexts, chunk_contexts]).astype(np.int32)
+    num_tokens = int(query_lens.sum())
+    return RaggedBatch(
+        token_ids=rng.integers(0, 100, size=num_tokens),
+        positions=np.concatenate([np.arange(c - q, c) for q, c in zip(query_lens, context_lens, strict=True)]),
+        query_lens=query_lens,
+        context_lens=context_lens,
+        block_tables=shuffled_block_tables(len(query_lens), -(-100 // block_size), seed=seed),
+        num_decodes=num_decodes,
+        logits_rows=np.arange(num_tokens),
+    )
+
+
+def filled_cache(
+    batch: RaggedBatch, *, dtype: torch.dtype, block_size: int, num_kv_heads: int, device: str = "cpu"
+) -> KVCache:
+    """A cache with random content everywhere, so that reading a wrong or unused slot shows."""
+    spec = KVCacheSpec(num_layers=2, num_kv_heads=num_kv_heads, head_dim=16, block_size=block_size, dtype=dtype)
+    kv_cache = KVCache(spec, num_blocks=int(batch.block_tables.max()) + 1, num_swap_blocks=0, device=device)
+    num_slots = kv_cache.num_blocks * block_size
+    generator = torch.Generator().manual_seed(7)
+    for layer in range(spec.num_layers):
+        keys, values = torch.randn(2, num_slots, num_kv_heads, 16, generator=generator).to(device, dtype)
+        kv_cache.write(layer, keys, values, torch.arange(num_slots, device=device))
+    return kv_cache
 
 
 @dataclass(kw_only=True)

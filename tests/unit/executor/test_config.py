@@ -25,7 +25,7 @@ def test_defaults_are_those_of_the_help() -> None:
     assert (config.host, config.port, config.model) == ("127.0.0.1", 50052, "gemma3-270m")
     assert config.scheduler_addresses == ("127.0.0.1:50051",)
     assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (16, 512, 64)
-    assert config.kv_cache_bytes == 2**30
+    assert config.kv_cache_bytes is None
     assert config.overlap is Overlap.ON
     assert config.prefix_cache is PrefixScope.TENANT
     assert config.lookup == NO_LOOKUP

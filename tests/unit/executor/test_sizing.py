@@ -55,6 +55,43 @@ def test_the_900_tebibytes_of_a_slip_of_the_pen_are_more_than_any_machine_has() 
         limits_for("--kv-cache-memory", "900TiB")
 
 
+def cuda_limits(monkeypatch: pytest.MonkeyPatch, *argv: str, free_blocks: float, host_blocks: float) -> Limits:
+    """With so much memory free on each device, and so much on the host, in blocks of this model."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_blocks * BLOCK_BYTES), 10**12))
+    monkeypatch.setattr(sizing, "memory_bytes", lambda: int(host_blocks * BLOCK_BYTES))
+    return fitting_limits(parse_config(argv, {}), MODEL, torch.float32, torch.device("cuda:0"))
+
+
+def test_on_cuda_the_cache_takes_most_of_what_is_free_and_swap_space_is_bounded_by_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = cuda_limits(monkeypatch, free_blocks=1000.1, host_blocks=10_000)
+    assert (limits.num_blocks, limits.num_swap_blocks) == (800, 200)
+    limits = cuda_limits(monkeypatch, free_blocks=1000.1, host_blocks=400)
+    assert (limits.num_blocks, limits.num_swap_blocks) == (800, 100)
+    limits = cuda_limits(monkeypatch, "--kv-cache-memory", str(7 * BLOCK_BYTES), free_blocks=1000, host_blocks=400)
+    assert limits.num_blocks == 7
+    two = cuda_limits(monkeypatch, "--tensor-parallel-size", "2", free_blocks=500, host_blocks=10_000)
+    assert two.num_blocks == 800  # each rank holds half of a block
+
+
+def test_on_cuda_each_memory_has_its_own_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SizeError, match=r"the device has [\d.]+ MiB free"):
+        cuda_limits(monkeypatch, "--num-blocks", "11", free_blocks=10, host_blocks=10_000)
+    with pytest.raises(SizeError, match="this machine has"):
+        cuda_limits(monkeypatch, "--num-blocks", "9", "--num-swap-blocks", "11", free_blocks=10, host_blocks=10)
+    assert cuda_limits(
+        monkeypatch, "--num-blocks", "9", "--num-swap-blocks", "10", free_blocks=10, host_blocks=10
+    ) == cuda_limits(monkeypatch, "--num-blocks", "9", "--num-swap-blocks", "10", free_blocks=9, host_blocks=10)
+
+
+def test_two_ranks_hold_what_one_would_and_a_shared_kv_head_twice() -> None:
+    limits = limits_for("--kv-cache-memory", str(10 * BLOCK_BYTES), "--tensor-parallel-size", "2")
+    assert limits.num_blocks == 10
+    limits = limits_for("--kv-cache-memory", str(10 * BLOCK_BYTES), "--tensor-parallel-size", "4")
+    assert limits.num_blocks == 5
+
+
 def test_more_tokens_than_the_model_takes_are_refused() -> None:
     with pytest.raises(SizeError, match="--max-model-len is 513, this model takes 512 tokens at most"):
         limits_for("--max-model-len", "513")
