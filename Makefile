@@ -122,6 +122,13 @@ endif
 gen-into:
 	@$(call protoc,$(INTO))
 
+# Another language takes part with a driver: make conformance DRIVERS="--driver 'name=command'"
+DRIVERS ?=
+
+.PHONY: conformance
+conformance: $(VENV)/.ready $(NODE_MODULES) ## Run the conformance kit against our services, and print scenario by language
+	@$(BIN)/python clients/conformance/matrix.py $(DRIVERS)
+
 ##@ Measure
 
 .PHONY: bench

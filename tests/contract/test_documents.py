@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from metronome_cli.main import run_command
+from metronome_conformance import load_scenarios
 from metronome_conformance.planner import ServedPlanner
 from support.services import Service
 
@@ -100,3 +101,10 @@ def test_the_example_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -> 
         line = at(line, "", address).replace("127.0.0.1:50061", kit)
         assert run_command(shlex.split(line)[1:]) == 0, capsys.readouterr().out
     assert "broken" not in capsys.readouterr().out
+
+
+def test_the_readme_quotes_as_many_scenarios_as_there_are() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for kind in ("scheduler", "executor"):
+        num = len(load_scenarios(kind))
+        assert f"| scenarios of {kind}s | {num} of {num} hold | {num} of {num} hold |" in text

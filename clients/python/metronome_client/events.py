@@ -112,6 +112,8 @@ def _started(started: inference_pb2.Started) -> Started:
 
 
 def _delta(delta: inference_pb2.Delta) -> Delta:
+    if not delta.logprobs and not delta.prompt_logprobs:  # nearly every one of them
+        return Delta(text=delta.text, token_ids=tuple(delta.token_ids), index=delta.index)
     first, others = delta.prompt_logprobs[:1], delta.prompt_logprobs[1:]
     return Delta(
         text=delta.text,
