@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -140,6 +141,32 @@ def test_a_method_that_is_not_there_is_caught_and_nothing_hangs(scheduler: Servi
 def test_nobody_there_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["conformance", "scheduler", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.strip() == "error: no scheduler answers at 127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "no-such-scenario"], "no scenario is named no-such-scenario"),
+        (["--driver", "/no/such/program"], "cannot start the driver"),
+        (["--driver", f"{sys.executable} -c pass", "--only", "duplicate_id"], "the driver has ended"),
+        (["--only", "duplicate_id", "--junit", "/no/such/directory/report.xml"], "cannot write"),
+    ],
+)
+def test_what_the_kit_cannot_do_is_said_in_a_line(
+    scheduler: Service, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run_command(["conformance", "scheduler", scheduler.address, *arguments]) == 1
+    line = capsys.readouterr().err.rpartition("\r")[2]
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_an_address_that_is_taken_is_said_in_a_line(
+    scheduler: Service, executor: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["conformance", "executor", executor.address, "--scheduler-listen", scheduler.address]
+    assert run_command(arguments) == 1
+    assert "cannot listen on" in capsys.readouterr().err
 
 
 # Executors

@@ -1,4 +1,4 @@
-"""The conformance kit: runs the promises of the contract against any scheduler, executor or client, over the network.
+"""The conformance kit: runs the promises of the contract against any scheduler or executor, over the network.
 
 Scenarios are data (`scenarios/`, one file each; README.md beside this package has the format); this package reads them,
 plays the other side, and judges with rules of its own, which share nothing with the services under test.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from metronome_conformance.wire import Json, Outcome, answer_facts, deltas
+from metronome_conformance.wire import Outcome, answer_facts, deltas
 
 Answers = Mapping[str, Mapping[str, Any]]
 
@@ -125,8 +125,3 @@ def stream_faults(outcome: Outcome) -> Iterator[str]:
         counted = usage.get("num_output_tokens", 0)
         if counted != num_tokens and not (stopped and counted > num_tokens):
             yield f"usage counts {counted} tokens, {num_tokens} came"
-
-
-def is_subset(part: Json, whole: Json) -> bool:
-    """Whether `whole` is all that `part` says."""
-    return not list(part_differences(whole, part, ""))

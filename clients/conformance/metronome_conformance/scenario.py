@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-KINDS = ("scheduler", "executor", "client")
 
-_KEYS = {"promise", "source", "case", "needs", "destructive", "server", "steps"}
+_KEYS = {"promise", "source", "needs", "destructive", "steps"}
 
 
 class ScenarioError(Exception):
@@ -39,7 +38,6 @@ class Scenario:
     needs: tuple[str, ...]
     destructive: bool
     steps: tuple[Mapping[str, Any], ...]
-    server: tuple[Mapping[str, Any], ...] = ()
 
 
 def load_scenarios(kind: str, *, only: Sequence[str] = (), directory: Path = SCENARIOS) -> tuple[Scenario, ...]:
@@ -67,7 +65,6 @@ def _load(file: Path, kind: str) -> Scenario:
         needs=tuple(content.get("needs", ())),
         destructive=bool(content.get("destructive", False)),
         steps=tuple(content["steps"]),
-        server=tuple(content.get("server", ())),
     )
 
 
