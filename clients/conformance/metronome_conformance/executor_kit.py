@@ -32,7 +32,7 @@ from metronome_conformance.scenario import Scenario, ScenarioError, expanded
 from metronome_conformance.state_rules import obedience_faults, state_faults
 from metronome_conformance.wire import CHANNEL_OPTIONS, DEFAULT_TIMEOUT_S, Call, Driver, answer_facts
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 MAX_TRIES = 3
 _DISTURBANCES = ("num_safe_plans", "num_refused_plans", "num_plan_failures")
 _STATUSES = {"waiting": state_pb2.REQUEST_STATUS_WAITING, "running": state_pb2.REQUEST_STATUS_RUNNING}
