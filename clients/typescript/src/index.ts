@@ -14,4 +14,4 @@ export { InferenceClient, type OneExecutorOptions } from "./inference-client.js"
 export type { ChatMessage, GenerateOptions, Prompt } from "./requests.js";
 export { DEFAULT_RETRY, type RetryOptions } from "./retry.js";
 export { SchedulerClient } from "./scheduler-client.js";
-export { type Columns, requestTable } from "./tables.js";
+export { type Columns, type Decision, decision, requestTable, type StatusName } from "./tables.js";

@@ -2,9 +2,10 @@
 
 import assert from "node:assert/strict";
 import { after, describe, it } from "node:test";
+import { create } from "@bufbuild/protobuf";
 import * as contract from "../src/contract/scheduler.js";
 import * as client from "../src/index.js";
-import { type Columns, requestTable, SchedulerClient } from "../src/index.js";
+import { type Columns, decision, requestTable, SchedulerClient } from "../src/index.js";
 import { SCHEDULER } from "./services.js";
 
 const scheduler = new SchedulerClient(SCHEDULER);
@@ -120,6 +121,49 @@ describe("a scheduler", () => {
   }
 });
 
+describe("a decision", () => {
+  it("is a plan as plain values", async () => {
+    const { plans } = await scheduler.plan({ state: stateWith(TABLE), explain: true });
+    assert.ok(plans[0]);
+    const { executorId, iteration, scheduled, admit, reject, evict, reasons } = decision(plans[0]);
+    assert.deepEqual([executorId, iteration, admit, evict.size], ["ts", 5n, [2n], 0]);
+    assert.deepEqual(
+      [...scheduled],
+      [
+        [1n, 1],
+        [2n, 16],
+      ],
+    );
+    assert.deepEqual([...reject], [[3n, "REJECTED_EXCEEDS_BLOCKS"]]);
+    assert.deepEqual([...reasons.keys()].sort(), [1n, 2n, 3n]);
+    assert.equal(reasons.get(1n), "DECODE");
+  });
+
+  it("shows what it does not know as its number, and nothing where there is nothing", () => {
+    const evict = {
+      id: [1n, 2n],
+      mode: [contract.EvictMode.SWAP, 9],
+      reason: [contract.Reason.EVICTED_OUT_OF_BLOCKS, 99],
+    };
+    const read = decision(create(contract.ExecutorPlanSchema, { evict }));
+    assert.deepEqual(
+      [...read.evict],
+      [
+        [1n, "SWAP"],
+        [2n, "9"],
+      ],
+    );
+    assert.deepEqual(
+      [...read.reasons],
+      [
+        [1n, "EVICTED_OUT_OF_BLOCKS"],
+        [2n, "99"],
+      ],
+    );
+    assert.deepEqual([read.scheduled.size, read.admit, read.resume], [0, [], []]);
+  });
+});
+
 describe("a table", () => {
   it("is written from numbers, bigints and typed arrays", () => {
     const table = requestTable({ id: [1, 2n], status: [WAITING, WAITING], numPromptTokens: Int32Array.of(3, 4) });
@@ -131,6 +175,7 @@ describe("a table", () => {
       ],
     );
     assert.deepEqual(requestTable({ id: BigInt64Array.of(5n) }).id, [5n]);
+    assert.deepEqual(requestTable({ status: ["RUNNING", WAITING] }).status, [RUNNING, WAITING]);
   });
 
   it("takes whole numbers, into columns that there are", () => {
