@@ -173,6 +173,7 @@ def _load(
         progress=progress,
         check=check,
         kernels=config.kernels,
+        quantization=config.quantization,
         shard=Shard(rank=0, size=num_ranks),
         tokenizer_loaded=tokenizer_loaded,
     )
@@ -185,6 +186,7 @@ def _worker_settings(config: Config, rank: int) -> WorkerSettings:
         model=config.model,
         dtype=config.dtype,
         kernels=config.kernels,
+        quantization=config.quantization,
         device=str(resolve_device(config.device, rank=rank, size=config.tensor_parallel_size)),
         block_size=config.block_size,
         threads=threads_of_rank(config),

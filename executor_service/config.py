@@ -13,6 +13,7 @@ from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.model.quantization import Quantization
 from executor_service.scheduler_tls import SchedulerTls
 from executor_service.telemetry import LogFormat
 from executor_service.tls import TlsFiles
@@ -37,6 +38,7 @@ class Config:
     dtype: str
     device: str  # cpu, cuda, cuda:N, or auto
     kernels: KernelChoice
+    quantization: Quantization
     scheduler_addresses: tuple[str, ...]
     scheduler_tls: SchedulerTls | None  # None: no TLS
     profile: str | None  # None: the scheduler's default
@@ -88,6 +90,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         device=args.device,
         dtype=_one_of(parser, "--dtype", args.dtype, ("auto", "float32", "bfloat16", "float16")),
         kernels=KernelChoice(_one_of(parser, "--kernels", args.kernels, ("auto", "compiled", "torch"))),
+        quantization=Quantization(_one_of(parser, "--quantization", args.quantization, ("none", "int8"))),
         scheduler_addresses=tuple(schedulers),
         scheduler_tls=_scheduler_tls(parser, args),
         profile=args.profile or None,
@@ -156,6 +159,9 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     model.add_argument(
         "--kernels", default="auto", help="compiled for this processor where it has a compiler: auto, compiled or torch"
+    )
+    model.add_argument(
+        "--quantization", default="none", help="weights of linear layers and embeddings in fewer bits: none or int8"
     )
     model.add_argument(
         "--threads", type=_positive, help="threads of torch, in each process (default: its choice, or a fair share)"

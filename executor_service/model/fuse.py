@@ -28,12 +28,16 @@ _ROTARY_NAME = "apply_rotary_pos_emb"
 _GATES: dict[str, Gate] = {"SiLUActivation": Gate.SILU, "SiLU": Gate.SILU, "GELUTanh": Gate.GELU_TANH}
 
 
-def fuse(model: nn.Module, kernels: CpuKernels) -> None:
-    """Replace what can be replaced, in place. The model is on the CPU, in evaluation mode and of the kernels' dtype."""
+def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -> None:
+    """Replace what can be replaced, in place. The model is on the CPU, in evaluation mode and of the kernels' dtype.
+
+    ``packs_weights``: linear layers too; else they are left for quantisation.
+    """
     with torch.inference_mode():
         _replace(model, lambda module: _gated_feed_forward_maker(module, kernels))
         _replace(model, lambda module: _norm_maker(module, kernels))
-        _replace(model, _linear_maker)
+        if packs_weights:
+            _replace(model, _linear_maker)
         _fuse_rotary(model, kernels)
 
 

@@ -22,7 +22,9 @@ from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError, as_model_source_error
 from executor_service.model.fuse import fuse
 from executor_service.model.gguf import default_cache_dir
+from executor_service.model.int8 import quantize
 from executor_service.model.loaded import LoadedModel, LoadedTokenizer
+from executor_service.model.quantization import Quantization
 from executor_service.model.shard import WHOLE, Shard, check_can_be_cut, cut
 from executor_service.model.sources import resolve_source
 
@@ -40,6 +42,7 @@ def load_model(
     check: Callable[[Any, torch.dtype], object] | None = None,
     kernels: KernelChoice = KernelChoice.AUTO,
     shard: Shard = WHOLE,
+    quantization: Quantization = Quantization.NONE,
     tokenizer_loaded: Callable[[LoadedTokenizer], object] | None = None,
 ) -> LoadedModel:
     """Load a model of `sources.py` in a dtype of `dtypes.py`. `progress` gets one line for each step that takes time.
@@ -68,7 +71,18 @@ def load_model(
         give_back_freed_memory()
         if tokenizer_loaded is not None:
             tokenizer_loaded(tokenizer)
-        return _load_directory(resolved.name, resolved.directory, config, tokenizer, torch_dtype, device, chosen, shard)
+        return _load_directory(
+            resolved.name,
+            resolved.directory,
+            config,
+            tokenizer,
+            torch_dtype,
+            device,
+            chosen,
+            shard,
+            quantization,
+            progress,
+        )
 
 
 def _load_config(name: str, directory: Path) -> Any:
@@ -101,13 +115,18 @@ def _load_directory(
     device: torch.device,
     kernels: CpuKernels | None,
     shard: Shard,
+    quantization: Quantization,
+    progress: Callable[[str], None],
 ) -> LoadedModel:
     tokenizer = loaded.tokenizer
     model = _load_weights(name, directory, config, dtype)
     num_parameters = model.num_parameters()
     cut(name, model, shard)
     if kernels is not None:
-        fuse(model, kernels)
+        fuse(model, kernels, packs_weights=quantization is Quantization.NONE)
+    if quantization is Quantization.INT8:
+        progress(f"quantizing {name} to int8")
+        quantize(name, model)
     text_config = config.get_text_config(decoder=True)
     return LoadedModel(
         name=name,

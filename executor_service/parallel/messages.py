@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.kernels.choice import KernelChoice
+from executor_service.model.quantization import Quantization
 from executor_service.telemetry import LogFormat
 
 
@@ -25,6 +26,7 @@ class WorkerSettings:
     model: str
     dtype: str
     kernels: KernelChoice
+    quantization: Quantization
     device: str
     block_size: int  # tokens
     threads: int | None  # None: torch's choice

@@ -75,6 +75,7 @@ def _work(settings: WorkerSettings, receive: Callable[[], Any], send: Callable[[
         device=settings.device,
         progress=progress,
         kernels=settings.kernels,
+        quantization=settings.quantization,
         shard=Shard(rank=settings.rank, size=settings.size),
     )
     send(Loaded())

@@ -103,3 +103,13 @@ def test_a_drain_lets_those_inside_finish_and_nobody_in(
         assert client.is_idle()
         drain(client).result()
         assert client.refused(greedy("much too late", 1)).info.reason == "DRAINING"
+
+
+def test_weights_may_be_in_8_bits(services_directory: Path, tiny_model_directory: Path, scheduler: Service) -> None:
+    command = (services_directory, tiny_model_directory, "--quantization", "int8")
+    with (
+        running_executor(*command, scheduler=[scheduler.address]) as service,
+        connected(service.address) as client,
+    ):
+        assert len(client.generate(greedy("some text", 20)).tokens) == 20
+        assert "quantizing" in service.log

@@ -211,6 +211,13 @@ def test_a_summary_tells_of_cached_tokens_where_there_are_any():
     assert dict(summary_lines(summarize(board)))["tokens"] == "10 of prompts (1,024 cached), 2 generated"
 
 
+def test_a_summary_tells_of_drafts_where_there_are_any():
+    board = Board(model=inference_pb2.GetModelInfoResponse(), started_at=10.0, ended_at=12.0)
+    assert "drafts" not in dict(summary_lines(summarize(board)))
+    board.passes = [executor_pb2.Pass(num_draft_tokens=1000, num_accepted_draft_tokens=900), executor_pb2.Pass()] * 2
+    assert dict(summary_lines(summarize(board)))["drafts"] == "2,000 verified, 1,800 right"
+
+
 def test_a_summary_of_nothing_has_no_latencies():
     summary = summarize(Board(model=inference_pb2.GetModelInfoResponse(), started_at=1.0, ended_at=1.0))
 

@@ -11,6 +11,7 @@ from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.model.quantization import Quantization
 from executor_service.scheduler_tls import SchedulerTls
 from executor_service.telemetry import LogFormat
 from executor_service.tls import TlsFiles
@@ -29,6 +30,7 @@ def test_defaults_are_those_of_the_help() -> None:
     assert config.overlap is Overlap.ON
     assert config.prefix_cache is PrefixScope.TENANT
     assert config.lookup == NO_LOOKUP
+    assert config.quantization is Quantization.NONE
     assert config.plan_timeout_s == 1.0
     unset = (config.num_blocks, config.num_swap_blocks, config.max_model_len, config.max_num_waiting, config.profile)
     assert unset == (None,) * 5
@@ -79,6 +81,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         DEVICE="cuda:1",
         DTYPE="float32",
         KERNELS="torch",
+        QUANTIZATION="int8",
         THREADS="2",
         TENSOR_PARALLEL_SIZE="4",
         KV_CACHE_MEMORY="64MiB",
@@ -110,6 +113,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         device="cuda:1",
         dtype="float32",
         kernels=KernelChoice.TORCH,
+        quantization=Quantization.INT8,
         threads=2,
         tensor_parallel_size=4,
         num_blocks=None,
@@ -189,6 +193,7 @@ BAD = [
     ("--grace-s", "inf"),
     ("--plan-timeout-ms", "0"),
     ("--dtype", "int8"),
+    ("--quantization", "int4"),
     ("--overlap", "maybe"),
     ("--speculative-drafts", "-1"),
     ("--speculative-drafts", "257"),

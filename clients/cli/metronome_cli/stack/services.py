@@ -12,6 +12,7 @@ class ExecutorSettings:
     model: str | None = None
     dtype: str | None = None
     kernels: str | None = None
+    quantization: str | None = None
     prefix_cache: str | None = None
     num_blocks: int | None = None
     num_swap_blocks: int | None = None

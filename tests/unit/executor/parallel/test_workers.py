@@ -15,6 +15,7 @@ import pytest
 
 from executor_service.engine.device import DeviceLostError
 from executor_service.kernels.choice import KernelChoice
+from executor_service.model.quantization import Quantization
 from executor_service.parallel.messages import Loaded, WorkerSettings
 from executor_service.parallel.workers import Workers, WorkerStartError
 from executor_service.telemetry import LogFormat
@@ -28,6 +29,7 @@ def settings_of(rank: int, model: str = "/no/such/model") -> WorkerSettings:
         model=model,
         dtype="float32",
         kernels=KernelChoice.TORCH,
+        quantization=Quantization.NONE,
         device="cpu",
         block_size=16,
         threads=1,
