@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,9 @@ from metronome_conformance.executor_kit import ExecutorUnderTest, UnreadyError, 
 from metronome_conformance.planner import ServedPlanner
 from metronome_conformance.scheduler_kit import run_scheduler_scenarios
 from metronome_conformance.wire import PythonDriver
-from support.services import Service, executor_command, patched_executor, started, wait_until_healthy
+from support.services import Service, executor_command, started, wait_until_healthy
 
+ROOT = Path(__file__).parents[2]
 SIZES = ("--num-blocks", "32", "--num-swap-blocks", "8", "--max-num-seqs", "8", "--max-num-waiting", "4")
 
 
@@ -173,13 +175,10 @@ def test_an_address_that_is_taken_is_said_in_a_line(
 
 
 @contextmanager
-def executor_of(
-    directory: Path, model: Path, *, patch: str = ""
-) -> Iterator[tuple[Service, ServedPlanner, ExecutorUnderTest]]:
-    """An executor process that asks the kit for plans; `patch`: what is broken in it."""
+def executor_of(directory: Path, model: Path) -> Iterator[tuple[Service, ServedPlanner, ExecutorUnderTest]]:
+    """An executor process that asks the kit for plans."""
     served = ServedPlanner("127.0.0.1:0")
-    program = {"program": patched_executor(patch)} if patch else {}
-    command = executor_command(model, *SIZES, scheduler=[served.address], **program)
+    command = executor_command(model, *SIZES, scheduler=[served.address])
     try:
         with started(directory, command) as service:
             wait_until_healthy(service)
@@ -210,29 +209,40 @@ def test_our_executor_keeps_every_promise(services_directory: Path, tiny_model_d
 
 
 IGNORES_EVICTIONS = """
-from dataclasses import replace
-import numpy as np
-from executor_service import scheduler_client as client
-honest = client.plan_from_response
-def deaf(response, **of):
-    nobody = np.empty(0, dtype=np.int64)
-    return replace(honest(response, **of), evict=nobody, evict_modes=nobody.astype(np.int32))
-client.plan_from_response = deaf
-"""
-MISCOUNTS = """
-from executor_service import servicer
-started = servicer.started
-def wrong(call):
-    message = started(call)
-    message.sampling.temperature += 1
-    return message
-servicer.started = wrong
+import asyncio, sys
+sys.path.insert(0, "clients/examples/python")
+import checks, executor
+carry_out, parameters = executor.Executor.apply, checks.Checked.parameters
+def deaf(self, plan):
+    plan.ClearField("evict")
+    carry_out(self, plan)
+def wrong(self, seed):
+    told = parameters(self, seed)
+    told.temperature += 1
+    return told
+executor.Executor.apply, checks.Checked.parameters = deaf, wrong
+asyncio.run(executor.main())
 """
 
 
-def test_an_executor_that_ignores_evictions_is_caught(services_directory: Path, tiny_model_directory: Path) -> None:
-    with executor_of(services_directory, tiny_model_directory, patch=IGNORES_EVICTIONS + MISCOUNTS) as parts:
-        findings = check_executor(*parts, "evicted_by_recompute", "zero_is_not_unset", "stream_of_an_answer")
+def test_an_executor_that_ignores_evictions_and_one_that_misinforms_are_caught() -> None:
+    """The example, which is small enough to break."""
+    served = ServedPlanner("127.0.0.1:0")
+    command = [sys.executable, "-c", IGNORES_EVICTIONS, "--port", "0", "--scheduler", served.address]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            under_test, driver = ExecutorUnderTest(address), PythonDriver(address)
+            under_test.wait_until_ready(served.planner)
+            names = ("evicted_by_recompute", "zero_is_not_unset", "stream_of_an_answer")
+            scenarios = load_scenarios("executor", only=names)
+            findings = broken(run_executor_scenarios(driver, under_test, served.planner, scenarios))
+            driver.close()
+            under_test.close()
+        finally:
+            process.kill()
+            served.close()
     assert set(findings) == {"evicted_by_recompute", "zero_is_not_unset"}
     assert "num_preemptions" in findings["evicted_by_recompute"][0]
     assert any("evicts request" in finding for finding in findings["evicted_by_recompute"])
