@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("cpu.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("cpu.cpp", "products.cpp"))
 FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC"),
     # Nobody reads errno or floating-point exceptions; without them loops with roots and divisions are vectorised.
@@ -40,7 +40,7 @@ def build(cache_dir: Path, progress: Callable[[str], None]) -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             fresh = Path(scratch) / library.name
-            _run(compiler, *FLAGS, str(SOURCE), "-o", str(fresh))
+            _run(compiler, *FLAGS, *map(str, SOURCES), "-o", str(fresh))
             fresh.replace(library)  # at once, whoever compiles beside us
     except OSError as error:
         raise KernelBuildError(f"cannot keep compiled kernels in {library.parent}: {error.strerror}") from error
@@ -56,7 +56,7 @@ def find_compiler() -> str:
 
 
 def _fingerprint(compiler: str) -> str:
-    parts = (SOURCE.read_text(), " ".join(FLAGS), _run(compiler, "--version"), _processor())
+    parts = (*(source.read_text() for source in SOURCES), " ".join(FLAGS), _run(compiler, "--version"), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

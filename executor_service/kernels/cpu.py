@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.kernels.build import KernelBuildError
+from executor_service.kernels.products import Products
 
 _POINTER, _SIZE, _FLOAT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _SIGNATURES = {
@@ -47,6 +48,7 @@ class CpuKernels:
             self._normalise = _function(functions, "normalise", dtype)
             self._rotate = _function(functions, "rotate", dtype)
             self._gate = _function(functions, "gate", dtype)
+            self.products = Products.of(functions) if dtype is torch.bfloat16 else None
         except (OSError, AttributeError) as error:
             raise KernelBuildError(f"cannot load {library}: {error}") from error
 

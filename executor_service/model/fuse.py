@@ -1,6 +1,8 @@
 """Puts faster modules in the place of those of transformers, on the CPU: same results, fewer and larger operations.
 
-- Linear layers in bfloat16 multiply by weights that oneDNN has packed beforehand; else it packs them in every call.
+- Linear layers in bfloat16 multiply by weights that are packed beforehand, for our own kernel where the processor has
+  tiles for it (AMX), else for oneDNN, which packs them in every call otherwise.
+- The output head stays as it is where `greedy_head.py` uses it: it may be the table of embeddings too.
 - RMS normalisation, rotary embedding and the gate of a feed-forward are one kernel each, not up to ten operations.
 
 A module is replaced only if the new one agrees with it on random input: class names say little about what a model of
@@ -12,13 +14,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 from torch import nn
 
 from executor_service.kernels.cpu import CpuKernels, Gate
+from executor_service.kernels.products import Products
+from executor_service.model.greedy_head import GreedyHead
 
 # What two roundings to a type can make of a number.
 _TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
@@ -28,28 +32,37 @@ _ROTARY_NAME = "apply_rotary_pos_emb"
 _GATES: dict[str, Gate] = {"SiLUActivation": Gate.SILU, "SiLU": Gate.SILU, "GELUTanh": Gate.GELU_TANH}
 
 
-def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -> None:
+def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -> GreedyHead | None:
     """Replace what can be replaced, in place. The model is on the CPU, in evaluation mode and of the kernels' dtype.
 
-    ``packs_weights``: linear layers too; else they are left for quantisation.
+    ``packs_weights``: linear layers too; else they are left for quantisation, the output head among them.
+
+    Returns the head for tokens that are the largest logits, if the model's is one.
     """
     with torch.inference_mode():
+        greedy_head = GreedyHead.of(model, kernels.products) if packs_weights else None
         _replace(model, lambda module: _gated_feed_forward_maker(module, kernels))
         _replace(model, lambda module: _norm_maker(module, kernels))
         if packs_weights:
-            _replace(model, _linear_maker)
+            kept = {model.get_output_embeddings()} if greedy_head is not None else set()  # type: ignore[operator]
+            _replace(model, lambda module: _linear_maker(module, kernels), but=kept)
         _fuse_rotary(model, kernels)
+    return greedy_head
 
 
 # Makes the module that stands for another one.
 _Maker = Callable[[Any], nn.Module]
 
 
-def _replace(model: nn.Module, find_maker: Callable[[nn.Module], _Maker | None]) -> None:
+def _replace(
+    model: nn.Module, find_maker: Callable[[nn.Module], _Maker | None], *, but: Set[nn.Module] = frozenset()
+) -> None:
     """Modules of one class compute alike, so the first of each decides for all."""
     makers: dict[type, _Maker | None] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if child in but:
+                continue
             if type(child) not in makers:
                 makers[type(child)] = find_maker(child)
             maker = makers[type(child)]
@@ -71,6 +84,19 @@ class PackedLinear(nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self._bias, "none", [], "")
         return product
+
+
+class TiledLinear(nn.Module):
+    """A linear layer whose weight is packed for the tiles of the processor. `weight` is gone, as in PackedLinear."""
+
+    def __init__(self, linear: nn.Linear, products: Products) -> None:
+        super().__init__()
+        self._products = products
+        self._packed = products.pack(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach().float()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self._products.linear(states, self._packed, self._bias)
 
 
 class FusedNorm(nn.Module):
@@ -105,10 +131,20 @@ class FusedGatedFeedForward(nn.Module):
         return result
 
 
-def _linear_maker(module: nn.Module) -> _Maker | None:
+def _linear_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
     if type(module) is not nn.Linear or module.weight.dtype is not torch.bfloat16:
         return None
-    return PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+    to_onednn = PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+    products = kernels.products
+    if products is None or not products.uses_tiles:
+        return to_onednn
+
+    def make(linear: nn.Linear) -> nn.Module:
+        if products.can_pack(linear.weight):
+            return TiledLinear(linear, products)
+        return linear if to_onednn is None else to_onednn(linear)
+
+    return make
 
 
 def _norm_maker(module: Any, kernels: CpuKernels) -> _Maker | None:

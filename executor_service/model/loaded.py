@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from executor_service.kernels.cpu import CpuKernels
+from executor_service.model.greedy_head import GreedyHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,4 @@ class LoadedModel:
     bos_token_id: int | None
     num_parameters: int  # of the model as published; fused modules hold them in other forms
     kernels: CpuKernels | None  # None: torch's operations alone
+    greedy_head: GreedyHead | None = None  # None: all logits are computed, whatever is asked of them

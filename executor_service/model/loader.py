@@ -122,8 +122,8 @@ def _load_directory(
     model = _load_weights(name, directory, config, dtype)
     num_parameters = model.num_parameters()
     cut(name, model, shard)
-    if kernels is not None:
-        fuse(model, kernels, packs_weights=quantization is Quantization.NONE)
+    packs_weights = quantization is Quantization.NONE
+    greedy_head = fuse(model, kernels, packs_weights=packs_weights) if kernels is not None else None
     if quantization is Quantization.INT8:
         progress(f"quantizing {name} to int8")
         quantize(name, model)
@@ -137,6 +137,7 @@ def _load_directory(
         device=device,
         num_parameters=num_parameters,
         kernels=kernels,
+        greedy_head=greedy_head,
         max_model_len=text_config.max_position_embeddings,
         eos_token_ids=loaded.eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ from executor_service.model.attention import PagedContext
 from executor_service.model.attention_varlen import serves_varlen
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.device_batch import DeviceBatch
+from executor_service.model.greedy_head import GreedyHead
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.transfer import to_device
 from executor_service.sampling.logprobs import Logprobs, logprobs_of
-from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, sample
+from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, checked, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +41,22 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._kernels = loaded.kernels
         self._by_varlen = by_varlen
+        self._greedy_head = loaded.greedy_head
 
     def execute(self, batch: RaggedBatch, sampling: SamplingBatch) -> ExecuteResult:
         """Run all tokens of the batch (at least one) and sample the first of its `logits_rows`, which may be none.
 
         The rest are those that tell the log-probabilities of prompts.
         """
-        return self.sample(self.forward(batch), sampling)
+        if self._greedy_head is None:
+            return self.sample(self.forward(batch), sampling)
+        return self._choose(batch, sampling, self._greedy_head)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Run all tokens of the batch. Returns the logits [S + P, V] of its `logits_rows`."""
-        device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
-        if self._kernels is None:  # kernels read no slot that nobody has written
-            self._kv_cache.clear(device_batch.entered_blocks)
-        logits: torch.Tensor = self._model(
-            input_ids=device_batch.input_ids,
-            position_ids=device_batch.position_ids,
-            use_cache=False,
-            logits_to_keep=device_batch.logits_rows,
-            paged_context=PagedContext(
-                kv_cache=self._kv_cache, batch=device_batch, kernels=self._kernels, by_varlen=self._by_varlen
-            ),
-        ).logits[0]
+        device_batch = self._device_batch(batch)
+        logits: torch.Tensor = self._run(self._model, device_batch, logits_to_keep=device_batch.logits_rows).logits[0]
         return logits
 
     @torch.inference_mode()
@@ -69,14 +64,53 @@ class ModelRunner:
         """The next tokens from logits [S + P, V]."""
         assert len(sampling) + len(sampling.prompt_token_ids) == len(logits), "a use for each row of logits"
         tokens = sample(logits, sampling)
-        logprobs = self._logprobs(logits, tokens, sampling)
-        next_token_ids = tokens.cpu().numpy()  # the one copy to the host, where nobody asks for log-probabilities
-        return ExecuteResult(next_token_ids=next_token_ids, non_finite=next_token_ids == NOT_SAMPLED, logprobs=logprobs)
+        return _result(tokens, self._logprobs(logits, tokens, sampling))
+
+    @torch.inference_mode()
+    def _choose(self, batch: RaggedBatch, sampling: SamplingBatch, head: GreedyHead) -> ExecuteResult:
+        """The same, with logits for those alone that ask for more than the largest one."""
+        device_batch = self._device_batch(batch)
+        hidden = self._run(self._model.base_model, device_batch).last_hidden_state[0]
+        states = hidden[device_batch.logits_rows]  # [S + P, hidden]
+        takes_largest = sampling.takes_largest
+        largest, others = np.flatnonzero(takes_largest), np.flatnonzero(~takes_largest)
+        tokens = torch.empty(len(sampling), dtype=torch.int64)
+        if len(largest):
+            tokens[largest] = checked(*head.largest(states[largest]))
+        rest = np.concatenate([others, np.arange(len(sampling), len(states))])
+        if not len(rest):
+            return _result(tokens, None)
+        logits, of_others = head.logits(states[rest]), sampling.only(others)
+        tokens[others] = sample(logits, of_others)
+        logprobs = self._logprobs(logits, tokens[others], of_others)
+        return _result(tokens, None if logprobs is None else replace(logprobs, rows=rest[logprobs.rows]))
+
+    def _device_batch(self, batch: RaggedBatch) -> DeviceBatch:
+        device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
+        if self._kernels is None:  # kernels read no slot that nobody has written
+            self._kv_cache.clear(device_batch.entered_blocks)
+        return device_batch
+
+    def _run(self, model: Any, batch: DeviceBatch, **options: Any) -> Any:
+        return model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            paged_context=PagedContext(
+                kv_cache=self._kv_cache, batch=batch, kernels=self._kernels, by_varlen=self._by_varlen
+            ),
+            **options,
+        )
 
     def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingBatch) -> Logprobs | None:
         wanted = np.concatenate([sampling.num_logprobs, sampling.num_prompt_logprobs])
         prompt_token_ids = to_device(torch.from_numpy(sampling.prompt_token_ids), self._device)
         return logprobs_of(logits, torch.cat([tokens, prompt_token_ids]), wanted)
+
+
+def _result(tokens: torch.Tensor, logprobs: Logprobs | None) -> ExecuteResult:
+    next_token_ids = tokens.cpu().numpy()  # the one copy to the host, where nobody asks for log-probabilities
+    return ExecuteResult(next_token_ids=next_token_ids, non_finite=next_token_ids == NOT_SAMPLED, logprobs=logprobs)
 
 
 def runner_for(loaded: LoadedModel, kv_cache: KVCache, num_ranks: int, progress: Callable[[str], None]) -> ModelRunner:

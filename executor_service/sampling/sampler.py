@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from executor_service.model.transfer import to_device
 from executor_service.sampling.adjustments import Adjuster, adjust
 from executor_service.sampling.argmax import CHUNK_SIZE, argmax_rows, as_chunks, largest_of_rows, sum_of_rows
+from executor_service.sampling.logprobs import NO_LOGPROBS
 from executor_service.sampling.random import uniforms
 
 GREEDY_TEMPERATURE = 1e-5
@@ -66,9 +67,20 @@ class SamplingBatch:
     def __len__(self) -> int:
         return len(self.temperature)
 
+    @property
+    def takes_largest(self) -> NDArray[np.bool_]:
+        """[S] whether a row's largest logit, as the model gives it, is all that is asked of it."""
+        largest: NDArray[np.bool_] = (self.temperature < GREEDY_TEMPERATURE) & (self.num_logprobs == NO_LOGPROBS)
+        largest[list(self.adjusters)] = False
+        return largest
+
     def only(self, rows: NDArray[np.int64]) -> SamplingBatch:
-        """Some rows, whose logits have been changed already."""
+        """Some rows, and the tokens of prompts."""
+        places = {row: place for place, row in enumerate(rows.tolist())}
         return SamplingBatch(
+            adjusters={places[row]: adjuster for row, adjuster in self.adjusters.items() if row in places},
+            prompt_token_ids=self.prompt_token_ids,
+            num_prompt_logprobs=self.num_prompt_logprobs,
             temperature=self.temperature[rows],
             top_k=self.top_k[rows],
             top_p=self.top_p[rows],
@@ -95,6 +107,11 @@ def sample(logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     for start in range(0, len(masked_first), FULL_ROWS_AT_ONCE):
         rows = masked_first[start : start + FULL_ROWS_AT_ONCE]
         tokens[rows] = _sample_adjusted(logits, sampling, rows)
+    return checked(tokens, maxima)
+
+
+def checked(tokens: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
+    """tokens [S], or NOT_SAMPLED where the largest logit [S] of the row is no number."""
     return torch.where(maxima.isfinite(), tokens, NOT_SAMPLED)
 
 

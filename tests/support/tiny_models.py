@@ -136,29 +136,35 @@ TINY_MODELS = tuple(_CONFIGS)
 
 def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None, shard: Shard = WHOLE) -> LoadedModel:
     """A model of `TINY_MODELS` in float32 on the CPU; the same weights for the same seed. With kernels it is fused."""
-    register_paged_attention()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            _CONFIGS[name](), attn_implementation=ATTN_IMPLEMENTATION, dtype=torch.float32
-        )
+    model = causal_model(name, seed=seed)
     num_parameters = model.num_parameters()
     cut(name, model, shard)
-    if kernels is not None:
-        fuse(model.eval(), kernels)
+    greedy_head = fuse(model, kernels) if kernels is not None else None
     return LoadedModel(
         name=name,
-        model=model.eval(),
+        model=model,
         config=model.config,
         tokenizer=byte_tokenizer(),
         dtype=torch.float32,
         device=torch.device("cpu"),
         num_parameters=num_parameters,
         kernels=kernels,
+        greedy_head=greedy_head,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=frozenset({EOS_TOKEN_ID}),
         bos_token_id=BOS_TOKEN_ID,
     )
+
+
+def causal_model(name: str, *, vocab_size: int = VOCAB_SIZE, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """The module alone, in evaluation mode, with paged attention."""
+    register_paged_attention()
+    config = _CONFIGS[name]()
+    config.vocab_size = vocab_size
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTN_IMPLEMENTATION, dtype=dtype)
+    return model.eval()
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -45,7 +45,7 @@ def test_another_source_is_another_library(tmp_path: Path, monkeypatch: pytest.M
     before = build(tmp_path, quiet)
     changed = tmp_path / "cpu.cpp"
     changed.write_text(Path("executor_service/kernels/cpu.cpp").resolve().read_text() + "// changed\n")
-    monkeypatch.setattr("executor_service.kernels.build.SOURCE", changed)
+    monkeypatch.setattr("executor_service.kernels.build.SOURCES", (changed,))
     assert build(tmp_path, quiet) != before
 
 

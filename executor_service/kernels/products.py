@@ -1,0 +1,106 @@
+"""The matrix products of products.cpp as functions over tensors in bfloat16, for processors with AMX or AVX512_BF16.
+
+Legend: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES = {
+    "pack_bfloat16": [_POINTER] * 2 + [_SIZE] * 2,
+    "linear_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
+    "largest_logits_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
+}
+_PANEL = 32  # outputs of a panel, and inputs of a step
+_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeight:
+    """A weight [O, I] in the order in which the processor multiplies by it."""
+
+    panels: torch.Tensor  # [ceil(O / 32) * 32 * I] bfloat16
+    num_inputs: int
+    num_outputs: int
+
+
+class Products:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        for name, argument_types in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = argument_types, None
+        self._linear = library.linear_bfloat16
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL) -> Products | None:
+        """None where this processor has neither instruction."""
+        return cls(library) if hasattr(library, "uses_tiles") else None
+
+    @property
+    def uses_tiles(self) -> bool:
+        """Whether products run on AMX, else on AVX512_BF16."""
+        return bool(self._library.uses_tiles())
+
+    @staticmethod
+    def can_pack(weight: torch.Tensor) -> bool:
+        """Whether a weight [O, I] has a shape and type that `pack` takes."""
+        return weight.dtype is torch.bfloat16 and weight.shape[0] % (_PANEL // 2) == 0 and weight.shape[1] % _PANEL == 0
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        num_outputs, num_inputs = weight.shape
+        count = -(-num_outputs // _PANEL) * _PANEL * num_inputs
+        panels = _aligned_like(weight, count)
+        weight = weight.contiguous()
+        self._library.pack_bfloat16(weight.data_ptr(), panels.data_ptr(), num_outputs, num_inputs)
+        return PackedWeight(panels=panels, num_inputs=num_inputs, num_outputs=num_outputs)
+
+    def linear(self, states: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """states [..., I]; bias [O] float32. Returns [..., O]: products and bias summed in float32, rounded once."""
+        states = states.contiguous()
+        output = states.new_empty(*states.shape[:-1], weight.num_outputs)
+        self._linear(
+            states.data_ptr(),
+            weight.panels.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            output.data_ptr(),
+            states.numel() // weight.num_inputs,
+            weight.num_inputs,
+            weight.num_outputs,
+        )
+        return output
+
+    @staticmethod
+    def can_find_largest(weight: torch.Tensor) -> bool:
+        """Whether an output head [V, I] has a shape and type that `largest_logits` takes."""
+        sizes_fit = weight.shape[0] % _PANEL == 0 and weight.shape[1] % _PANEL == 0
+        return weight.dtype is torch.bfloat16 and weight.is_contiguous() and sizes_fit
+
+    def largest_logits(self, states: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """states [T, I], weight [V, I]. The id of the largest logit in bfloat16 of each, [T] int64, the lowest among
+        equals, and that logit [T] float32: a NaN where any of the row is one.
+        """
+        states = states.contiguous()
+        token_ids = torch.empty(len(states), dtype=torch.int64)
+        maxima = torch.empty(len(states), dtype=torch.float32)
+        self._library.largest_logits_bfloat16(
+            states.data_ptr(),
+            weight.data_ptr(),
+            token_ids.data_ptr(),
+            maxima.data_ptr(),
+            *states.shape,
+            weight.shape[0],
+        )
+        return token_ids, maxima
+
+
+def _aligned_like(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """[count] of the tensor's type, at an address of which the processor loads whole lines."""
+    room = tensor.new_empty(count + _ALIGNMENT // tensor.itemsize)
+    start = -room.data_ptr() % _ALIGNMENT // tensor.itemsize
+    return room[start : start + count]

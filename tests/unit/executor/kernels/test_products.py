@@ -1,0 +1,116 @@
+"""Products in bfloat16: with each of the instructions, of any number of tokens, of ties and of what is no number."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_service.kernels import build as building
+from executor_service.kernels.build import build
+from executor_service.kernels.products import Products
+from support.kernels import compiled_kernels
+
+WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+
+
+@pytest.fixture(scope="module", params=["best", "without tiles"])
+def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Products:
+    found = compiled_kernels(torch.bfloat16).products
+    if found is None:
+        pytest.skip("this processor has neither AMX nor AVX512_BF16")
+    if request.param == "best":
+        return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "SOURCES", (Path(building.__file__).with_name("products.cpp"),))
+        patch.setattr(building, "FLAGS", (*building.FLAGS, *WITHOUT_TILES))
+        found = Products.of(ctypes.CDLL(str(build(tmp_path_factory.mktemp("kernels"), print))))
+    assert found is not None
+    assert not found.uses_tiles
+    return found
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 15, 16, 17, 33, 70, 900])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(32, 16), (64, 48), (640, 256)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_linear_layer(
+    num_tokens: int, num_inputs: int, num_outputs: int, with_bias: bool, products: Products
+) -> None:
+    states, weight = numbers(num_tokens, num_inputs), numbers(num_outputs, num_inputs, seed=1)
+    bias = torch.linspace(-3, 3, num_outputs) if with_bias else None
+    assert products.can_pack(weight)
+    got = products.linear(states, products.pack(weight), bias)
+    expected = states.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
+    # One rounding to bfloat16, and of sums in float32 what their size makes of it.
+    assert torch.allclose(got.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+def test_a_linear_layer_of_states_in_any_layout(products: Products) -> None:
+    states, weight = numbers(64, 5).t(), numbers(32, 64, seed=1)
+    expected = states.contiguous().double() @ weight.double().t()
+    assert torch.allclose(
+        products.linear(states, products.pack(weight), None).double(), expected, rtol=2**-8, atol=1e-4
+    )
+
+
+def test_rows_of_a_linear_layer_do_not_depend_on_others(products: Products) -> None:
+    states, weight = numbers(40, 64), products.pack(numbers(96, 64, seed=1))
+    spoiled = states.clone()
+    spoiled[7] = float("nan")
+    whole, with_faulty = products.linear(states, weight, None), products.linear(spoiled, weight, None)
+    assert with_faulty[7].isnan().all()
+    others = torch.arange(40) != 7
+    assert torch.equal(with_faulty[others], whole[others])
+    assert torch.equal(products.linear(states[30:31], weight, None), whole[30:31])
+
+
+@pytest.mark.parametrize("shape", [(24, 64), (32, 40)])
+def test_shapes_that_no_panel_holds_are_left_to_others(shape: tuple[int, int], products: Products) -> None:
+    assert not products.can_pack(numbers(*shape))
+    assert not products.can_find_largest(numbers(*shape))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 16, 17, 32, 50, 64])
+def test_the_largest_logits_are_those_of_all_logits(num_tokens: int, products: Products) -> None:
+    states, weight = numbers(num_tokens, 128), numbers(4096, 128, seed=1)
+    token_ids, maxima = products.largest_logits(states, weight)
+    logits = products.linear(states, products.pack(weight), None)  # the same sums
+    assert torch.equal(token_ids, logits.float().argmax(dim=-1))
+    assert torch.equal(maxima, logits.float().amax(dim=-1) if num_tokens else torch.empty(0))
+
+
+def test_the_lowest_id_is_taken_among_logits_that_are_equal_in_bfloat16(products: Products) -> None:
+    """Sums that differ by less than bfloat16 shows, in both orders, within a panel and far apart."""
+    weight = torch.zeros(8192, 32, dtype=torch.bfloat16)
+    for token_id, excess in ((5, 0.0), (7, 0.001), (30, 0.0), (4000, 0.002), (8191, 0.003)):
+        weight[token_id, 0], weight[token_id, 1] = 1.0, excess
+    token_ids, maxima = products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), weight)
+    assert token_ids.tolist() == [5, 5, 5]
+    assert maxima.tolist() == [1.0, 1.0, 1.0]
+    weight[5, 0] = 0.5
+    assert products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), weight)[0].tolist() == [7, 7, 7]
+
+
+def test_logits_that_are_no_numbers_are_told_of_their_row_alone(products: Products) -> None:
+    weight = numbers(64, 32)
+    weight[:, 0] = 1.0
+    states = numbers(5, 32, seed=1)
+    states[1, 3], states[2, 0], states[3, 0] = float("nan"), float("inf"), float("-inf")
+    token_ids, maxima = products.largest_logits(states, weight)
+    assert maxima[1].isnan()
+    assert maxima[2:4].tolist() == [float("inf"), float("-inf")]
+    alone = products.largest_logits(states[[0, 4]], weight)
+    assert torch.equal(token_ids[[0, 4]], alone[0])
+    assert torch.equal(maxima[[0, 4]], alone[1])
+
+
+def test_one_token_whose_logit_is_no_number_spoils_its_row(products: Products) -> None:
+    weight = numbers(64, 32)
+    weight[40, 3] = float("nan")
+    assert products.largest_logits(numbers(2, 32, seed=1), weight)[1].isnan().all()
