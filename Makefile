@@ -163,6 +163,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --editable .
 	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,dev]'
+	@echo '==> The planning core: compiling it, which takes half a minute'
+	@$(BIN)/python -m scheduler_service.warm_up
 	@touch $@
 
 # What the TypeScript client needs; only its lint and tests do.

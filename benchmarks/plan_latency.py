@@ -42,6 +42,7 @@ from scheduler_service.core.state import (
     Requests,
     RequestStatus,
     Tenant,
+    Tenants,
 )
 from scheduler_service.core.validate import validate
 
@@ -180,7 +181,7 @@ def state_of(num_running: int, num_waiting: int, seed: int = 0) -> ExecutorState
         num_free_blocks=held + 512,
         latency=LatencyModel(pass_us=5000, prefill_token_us=20, decode_request_us=40, kv_token_us=0.01),
         requests=Requests.from_columns(num_requests, columns),
-        tenants=tuple(Tenant(name=f"tenant-{i}", service=100.0 * i) for i in range(NUM_TENANTS)),
+        tenants=Tenants.of(*(Tenant(name=f"tenant-{i}", service=100.0 * i) for i in range(NUM_TENANTS))),
     )
 
 

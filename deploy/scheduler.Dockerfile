@@ -1,4 +1,4 @@
-# The scheduler service: NumPy and gRPC, no torch. Built from the root of the repository.
+# The scheduler service: NumPy, Numba and gRPC, no torch. Built from the root of the repository.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
@@ -12,6 +12,8 @@ COPY README.md LICENSE ./
 COPY proto/python proto/python
 COPY scheduler_service scheduler_service
 RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .
+# What the planning core compiles lies beside it, so that no container compiles it again.
+RUN /opt/metronome/bin/python -m scheduler_service.warm_up
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/metronome /opt/metronome

@@ -42,10 +42,11 @@ from scheduler_service.core.state import (
     ClusterState,
     ExecutorLimits,
     ExecutorState,
+    FloatArray,
     IntArray,
     LatencyModel,
     Requests,
-    Tenant,
+    Tenants,
 )
 from scheduler_service.core.validate import out_of_range
 from scheduler_service.core.verify import Violation
@@ -88,9 +89,7 @@ def cluster_from(message: state_pb2.ClusterState, field: str) -> ClusterState:
     return ClusterState(now_us=now_us, executors=executors, tenants=tenants)
 
 
-def _executor_from(
-    message: state_pb2.ExecutorState, now_us: int, tenants: tuple[Tenant, ...], field: str
-) -> ExecutorState:
+def _executor_from(message: state_pb2.ExecutorState, now_us: int, tenants: Tenants, field: str) -> ExecutorState:
     if not message.HasField("limits"):
         raise _missing(f"{field}.limits")
     limits = {name: getattr(message.limits, name) for name in _LIMIT_FIELDS}
@@ -147,20 +146,19 @@ def _columns_of(message: Any, names: Sequence[str], required: Sequence[str], fie
     return columns
 
 
-def _tenants_from(message: state_pb2.TenantTable, field: str) -> tuple[Tenant, ...]:
-    count = len(message.name)
-    columns: list[Sequence[float]] = []
+def _tenants_from(message: state_pb2.TenantTable, field: str) -> Tenants:
+    names = tuple(message.name)
+    columns: list[FloatArray] = []
     for name, absent in (("weight", 1.0), ("service", 0.0)):
-        column: Sequence[float] = getattr(message, name) or [absent] * count
-        if len(column) != count:
-            lengths = {"length": str(len(column)), "expected": str(count)}
-            description = f"has {len(column)} rows, and name has {count}"
+        column = np.array(getattr(message, name), dtype=np.float64)
+        if len(column) == 0:
+            column = np.full(len(names), absent)
+        if len(column) != len(names):
+            lengths = {"length": str(len(column)), "expected": str(len(names))}
+            description = f"has {len(column)} rows, and name has {len(names)}"
             raise StateError(f"{field}.{name}", ErrorReason.COLUMN_LENGTH, description, lengths)
         columns.append(column)
-    return tuple(
-        Tenant(name=name, weight=weight, service=service)
-        for name, weight, service in zip(message.name, *columns, strict=True)
-    )
+    return Tenants(names, *columns)
 
 
 def placement_from(request: scheduler_pb2.PlaceRequest) -> Placement:

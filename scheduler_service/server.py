@@ -28,6 +28,7 @@ from scheduler_service.reload import ProfileReloader
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.shadow import Shadow
 from scheduler_service.tls import server_credentials
+from scheduler_service.warm_up import warm_up
 
 GRACE_SECONDS = 5.0
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -79,6 +80,7 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
     address = listen(server, config.host, config.port, credentials)
+    await asyncio.to_thread(warm_up)
     for observer in observers:
         observer.start()
     servicer.show_plans_to(observers)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from scheduler_service.core.claims import Room, claims_of
-from scheduler_service.core.executor_plan import Reason, Shortfall
+from scheduler_service.core.case import NUM_PREEMPTIONS, STATUS, Case, is_on_device
+from scheduler_service.core.claims import NOTHING, Missing, Room, claims_of
+from scheduler_service.core.compiled import compiled, lean
+from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.fairness import first_in_turn
-from scheduler_service.core.ordering import first_in_queue
+from scheduler_service.core.ordering import comes_before_in_queue
 from scheduler_service.core.passing import LOOK_AHEAD, pass_by
-from scheduler_service.core.policy import HeadOfLine, Ordering, Policy, Preemption
-from scheduler_service.core.shared_prefix import Held
-from scheduler_service.core.state import NO_ROWS, ExecutorState, IntArray, Requests, RequestStatus, rows_where
+from scheduler_service.core.policy import HeadOfLine, Ordering, Preemption
+from scheduler_service.core.rows import joined, zeros
+from scheduler_service.core.sorting import first_in_order
+from scheduler_service.core.state import BoolArray, IntArray, RequestStatus
+
+_FOR_SHARED_PREFIX = int(Reason.WAITING_FOR_SHARED_PREFIX)
 
 
 class Entering(NamedTuple):
@@ -26,78 +29,75 @@ class Entering(NamedTuple):
     `num_in_turn`: the others, which come last, passed that one.
     """
 
-    requests: Requests
+    rows: IntArray
     num_tokens: IntArray
     num_in_turn: int
-    shortfall: Shortfall | None
+    missing: Missing
 
 
-def queued(ranked: Requests, rejected: IntArray) -> Requests:
+@compiled
+def queued(is_rejected: BoolArray, case: Case) -> IntArray:
     """Those that wait or are swapped, and are not rejected; in no order."""
-    if len(rejected) == 0:
-        return ranked.queued
-    return ranked.queued.take(rows_where(np.isin(ranked.queued.rows, rejected, invert=True)))
+    rows, count = zeros(len(is_rejected)), 0
+    for row in range(len(is_rejected)):
+        if not is_on_device(case, row) and not is_rejected[row]:
+            rows[count] = row
+            count += 1
+    return rows[:count]
 
 
-def head_of_queue(queued: Requests, count: int, executor: ExecutorState, policy: Policy) -> Requests:
+@compiled
+def head_of_queue(queue: IntArray, count: int, case: Case) -> IntArray:
     """The `count` first of the queue, in order."""
-    if policy.ordering is Ordering.FAIR:
-        return first_in_turn(executor, queued, count, policy)
-    return first_in_queue(queued, count)
+    if case.policy.ordering == Ordering.FAIR:
+        return first_in_turn(queue, count, case)
+    return first_in_order(queue, count, comes_before_in_queue, case)
 
 
-def num_candidates(room: Room, policy: Policy) -> int:
+@lean
+def num_candidates(room: Room, case: Case) -> int:
     """How many of the queue to look at: one more than may enter, so that the last can be told what it lacks."""
     if room.ran_out:
         return 1
     most = max(min(room.num_seqs, room.tokens.num_tokens), 0)
-    if policy.preemption is Preemption.FOR_PRIORITY:
+    if case.policy.preemption == Preemption.FOR_PRIORITY:
         most += len(room.on_device)
-    return 1 + most + (LOOK_AHEAD if most > 0 and policy.head_of_line is not HeadOfLine.STRICT else 0)
+    return 1 + most + (LOOK_AHEAD if most > 0 and case.policy.head_of_line != HeadOfLine.STRICT else 0)
 
 
-def enter(candidates: Requests, room: Room, executor: ExecutorState, policy: Policy) -> Entering:
-    """Let in as many of `candidates`, the head of the queue, as fit: the longest prefix, and who may pass the next."""
-    if len(candidates) == 0:
-        return Entering(requests=candidates, num_tokens=NO_ROWS, num_in_turn=0, shortfall=None)
-    claims = claims_of(candidates, room, executor, policy)
-    num_entering = claims.num_fitting(room)
-    requests, num_tokens = candidates.first(num_entering), claims.num_tokens[:num_entering]
-    if policy.head_of_line is not HeadOfLine.STRICT and not room.ran_out and num_entering + 1 < len(candidates):
-        behind, their_tokens = pass_by(candidates, num_entering, claims, room, executor, policy)
-        requests = requests.beside(candidates.take(behind))
-        num_tokens = np.concatenate((num_tokens, their_tokens))
-    return Entering(
-        requests=requests,
-        num_tokens=num_tokens,
-        num_in_turn=num_entering,
-        shortfall=claims.shortfall(num_entering, room) if num_entering < len(candidates) else None,
-    )
+@compiled
+def enter(candidates: IntArray, room: Room, case: Case) -> Entering:
+    """Let in as many of `candidates`, the head of the queue, as fit: the first, and who may pass the next."""
+    claims = claims_of(candidates, room, case, case.policy.admission)
+    count, num_tokens = len(claims.num_tokens), claims.num_tokens
+    rows = candidates[:count]
+    if case.policy.head_of_line != HeadOfLine.STRICT and not room.ran_out and count + 1 < len(candidates):
+        passing = pass_by(candidates, claims, room, case)
+        rows, num_tokens = joined(rows, passing.rows), joined(num_tokens, passing.num_tokens)
+    return Entering(rows, num_tokens, count, claims.missing)
 
 
-def reasons_to_enter(entering: Entering, policy: Policy) -> IntArray:
-    """Why each entered."""
-    requests = entering.requests
-    reasons = np.full(len(requests), int(Reason.ADMITTED))
-    if requests.whole.anyone_ran_before:
-        reasons[requests.num_preemptions > 0] = int(Reason.READMITTED)
-    if policy.head_of_line is not HeadOfLine.STRICT:
-        backfills = policy.head_of_line is HeadOfLine.BACKFILL
-        reasons[entering.num_in_turn :] = int(Reason.BACKFILLED if backfills else Reason.SKIPPED_AHEAD)
-    if requests.whole.anyone_swapped:
-        reasons[requests.having(RequestStatus.SWAPPED)] = int(Reason.RESUMED)
-    return reasons
+@lean
+def reason_to_enter(entering: Entering, place: int, case: Case) -> int:
+    """Why the one at a place entered."""
+    row, head_of_line = entering.rows[place], case.policy.head_of_line
+    if case.requests[STATUS, row] == RequestStatus.SWAPPED:
+        return Reason.RESUMED
+    if place >= entering.num_in_turn:
+        return Reason.BACKFILLED if head_of_line == HeadOfLine.BACKFILL else Reason.SKIPPED_AHEAD
+    return Reason.READMITTED if case.requests[NUM_PREEMPTIONS, row] > 0 else Reason.ADMITTED
 
 
-def shortfall(ranked: Requests, entering: Entering, held: Held, rejected: IntArray) -> Shortfall | None:
+@lean
+def what_is_missing(entering: Entering, held: IntArray, is_rejected: BoolArray, case: Case) -> Missing:
     """What keeps the first out that stays behind; who is held for a prefix comes after all others."""
-    short = entering.shortfall
-    if short is not None and (len(rejected) == 0 or short.id not in ranked.id[rejected]):
+    short = entering.missing
+    if short.reason != NOTHING and not is_rejected[short.row]:
         return short
-    if len(held.requests) == 0:
-        return None
-    waiting = held.requests.take(rows_where(np.isin(held.requests.rows, rejected, invert=True)))
-    if len(waiting) == 0:
-        return None
-    first = first_in_queue(waiting, 1)
-    return Shortfall(id=int(first.id[0]), reason=Reason.WAITING_FOR_SHARED_PREFIX)
+    first = -1
+    for row in held:
+        if not is_rejected[row] and (first < 0 or comes_before_in_queue(case, row, first)):
+            first = row
+    if first < 0:
+        return Missing(-1, NOTHING, 0, 0)
+    return Missing(first, _FOR_SHARED_PREFIX, 0, 0)

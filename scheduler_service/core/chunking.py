@@ -11,74 +11,93 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler_service.core.case import LAST_RUN_ITERATION, Case, in_decode, num_lacking_tokens
+from scheduler_service.core.compiled import compiled, rule
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.policy import Policy, PrefillSharing
-from scheduler_service.core.state import IntArray, Requests, rows_where
-
-# Reasons to run, by what is false or true of a request.
-_WHOLE_PREFILL_OR_DECODE = np.array([Reason.PREFILL, Reason.DECODE], dtype=np.int64)
-_BUDGET_OR_CHUNK_SIZE = np.array([Reason.PREFILL_TOKEN_BUDGET, Reason.PREFILL_CHUNK_SIZE], dtype=np.int64)
+from scheduler_service.core.policy import PrefillSharing
+from scheduler_service.core.rows import total, zeros
+from scheduler_service.core.sorting import places_in_order
+from scheduler_service.core.state import IntArray
 
 
-def share_among_decodes(running: Requests, want: IntArray, budget: int) -> IntArray:
+@rule
+def chunk_wanted(case: Case, row: int) -> int:
+    """The chunk that it would compute in one pass with no one beside it."""
+    return min(num_lacking_tokens(case, row), case.policy.chunk_size_tokens)
+
+
+@compiled
+def share_among_decodes(running: IntArray, want: IntArray, budget: int, case: Case) -> IntArray:
     """Tokens of each that decodes. `running` is in order; `want`: a token and its drafts, 0 for those in prefill."""
-    if int(want.sum()) <= budget:
+    if total(want) <= budget:
         return want
-    decodes = want.nonzero()[0]
-    longest_without = running.last_run_iteration[decodes].argsort(kind="stable")
-    num_tokens = np.zeros_like(want)
-    num_tokens[decodes[longest_without[: max(budget, 0)]]] = 1
+    num_tokens, left = zeros(len(want)), budget
+    last_run = np.empty((1, len(want)), dtype=np.int64)
+    for place in range(len(want)):
+        last_run[0, place] = case.requests[LAST_RUN_ITERATION, running[place]]
+    for place in places_in_order(last_run):
+        if want[place] > 0 and left > 0:
+            num_tokens[place] = 1
+            left -= 1
     return num_tokens
 
 
-def share_among_prefills(want: IntArray, budget: int, policy: Policy) -> IntArray:
+@compiled
+def share_among_prefills(want: IntArray, budget: int, case: Case) -> IntArray:
     """Tokens of each that is in prefill, in order. `want`: a chunk, 0 for those that decode."""
-    if policy.max_num_partial_prefills is not None:
-        want = want * ((want > 0).cumsum() <= policy.max_num_partial_prefills)
-    return share(want, budget, policy)
-
-
-def chunks_wanted(requests: Requests, policy: Policy) -> IntArray:
-    """The chunk that each would compute in one pass with no one beside it."""
-    chunks: IntArray = np.minimum(requests.num_lacking_tokens, policy.chunk_size_tokens)
-    return chunks
-
-
-def share(want: IntArray, budget: int, policy: Policy) -> IntArray:
-    """What each gets of the budget."""
-    if policy.prefill_sharing is PrefillSharing.EQUAL and int(want.sum()) > budget:
+    want, num_prefills = want.copy(), 0
+    for place in range(len(want)):
+        if want[place] > 0:
+            num_prefills += 1
+            if num_prefills > case.policy.max_num_partial_prefills:
+                want[place] = 0
+    if case.policy.prefill_sharing == PrefillSharing.EQUAL and total(want) > budget:
         return equal_shares(want, max(budget, 0))
     return first_come(want, budget)
 
 
+@compiled
 def first_come(want: IntArray, budget: int) -> IntArray:
     """What each gets of the budget, when each in its turn takes what it wants of what is left."""
-    if int(want.sum()) <= budget:
-        return want
-    taken_before = want.cumsum() - want
-    taken: IntArray = np.minimum(np.maximum(budget - taken_before, 0), want)
+    taken, left = zeros(len(want)), max(budget, 0)
+    for place in range(len(want)):
+        taken[place] = min(want[place], left)
+        left -= taken[place]
     return taken
 
 
+@compiled
 def equal_shares(want: IntArray, budget: int) -> IntArray:
     """What each gets of a budget that is too small: the same for all, or what it wants where that is less.
 
     The level at which water poured into all stands (max-min fairness); what does not divide goes to the first in turn.
     """
-    ascending, num_left = np.sort(want), np.arange(len(want), 0, -1)
-    # Where all before have what they want, and what is left does not do for the others, these stand level.
-    left = budget - (np.cumsum(ascending) - ascending)
-    first_short = int((ascending * num_left > left).argmax())
-    level = left[first_short] // num_left[first_short]
-    taken: IntArray = np.minimum(want, level)
-    taken[rows_where(want > level)[: budget - int(taken.sum())]] += 1
+    ascending, left, level = places_in_order(want.reshape(1, -1)), budget, 0
+    for place in range(len(want)):
+        num_level = len(want) - place
+        if want[ascending[place]] * num_level > left:
+            # All before have what they want, and what is left does not do for the others: these stand level.
+            level = left // num_level
+            break
+        left -= want[ascending[place]]
+        level = want[ascending[place]]
+    taken = want.copy()
+    left = budget
+    for place in range(len(want)):
+        taken[place] = min(want[place], level)
+        left -= taken[place]
+    for place in range(len(want)):
+        if want[place] > level and left > 0:
+            taken[place] += 1
+            left -= 1
     return taken
 
 
-def reasons_to_run(requests: Requests, num_tokens: IntArray, policy: Policy) -> IntArray:
-    """Why each runs so many tokens."""
-    reasons: IntArray = _WHOLE_PREFILL_OR_DECODE.take(requests.in_decode)
-    cut = rows_where(num_tokens < requests.num_lacking_tokens)
-    if len(cut) > 0:
-        reasons[cut] = _BUDGET_OR_CHUNK_SIZE.take(num_tokens[cut] == policy.chunk_size_tokens)
-    return reasons
+@rule
+def reason_to_run(case: Case, row: int, num_tokens: int) -> int:
+    """Why it runs so many tokens."""
+    if num_tokens >= num_lacking_tokens(case, row):
+        return Reason.DECODE if in_decode(case, row) else Reason.PREFILL
+    if num_tokens == case.policy.chunk_size_tokens:
+        return Reason.PREFILL_CHUNK_SIZE
+    return Reason.PREFILL_TOKEN_BUDGET

@@ -18,16 +18,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from scheduler_service.core.chunking import chunks_wanted, share_among_decodes, share_among_prefills
-from scheduler_service.core.policy import BatchComposition, Policy
-from scheduler_service.core.state import ExecutorState, IntArray, Requests
+from scheduler_service.core.case import NUM_COMPUTED_TOKENS, NUM_DRAFT_TOKENS, UNBOUNDED, Case, in_decode
+from scheduler_service.core.chunking import chunk_wanted, share_among_decodes, share_among_prefills
+from scheduler_service.core.compiled import compiled, lean, rule
+from scheduler_service.core.policy import BatchComposition
+from scheduler_service.core.rows import total, zeros
+from scheduler_service.core.state import IntArray
 from scheduler_service.core.work import most_outputs_left
-
-ONE_PHASE = (BatchComposition.DECODE_FIRST, BatchComposition.SEPARATE)
-_MIXES_PHASES = (BatchComposition.MIXED, BatchComposition.PREFILL_FIRST)
-_PREFILLS_LEAD = (BatchComposition.PREFILL_FIRST, BatchComposition.SEPARATE)
 
 
 class TokensLeft(NamedTuple):
@@ -41,127 +38,137 @@ class TokensLeft(NamedTuple):
     num_decode_tokens: int
     one_phase: bool
 
-    def less(self, num_prefill_tokens: int, num_decode_tokens: int) -> TokensLeft:
-        """What is left once some have entered. Where they are of one phase and that is all a pass holds, only to it."""
-        num_tokens = num_prefill_tokens + num_decode_tokens
-        for_prefills, for_decodes = self.num_prefill_tokens - num_prefill_tokens, self.num_decode_tokens - num_tokens
-        if self.one_phase and num_tokens > 0:
-            for_prefills = for_prefills if num_prefill_tokens > 0 else 0
-            for_decodes = for_decodes if num_decode_tokens > 0 else 0
-        return TokensLeft(
-            num_tokens=self.num_tokens - num_tokens,
-            num_prefill_tokens=for_prefills,
-            num_decode_tokens=for_decodes,
-            one_phase=self.one_phase,
-        )
+
+@rule
+def holds_one_phase(composition: int) -> bool:
+    """Whether a pass holds prefills or decodes, and never both."""
+    return composition == BatchComposition.DECODE_FIRST or composition == BatchComposition.SEPARATE
 
 
-def share_tokens(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
+@rule
+def _prefills_lead(composition: int) -> bool:
+    return composition == BatchComposition.PREFILL_FIRST or composition == BatchComposition.SEPARATE
+
+
+@compiled
+def share_tokens(running: IntArray, case: Case) -> IntArray:
     """Tokens for each running request, if nobody enters. `running` is in order."""
-    budget, want = executor.limits.max_num_batched_tokens, _tokens_wanted(running, executor, policy)
-    if _phases_mix_freely(policy) and int(want.sum()) <= budget:
-        return want
-    decodes = want * running.in_decode
-    prefills = want - decodes
-    most_prefill_tokens = prefill_budget(running, executor, policy)
-    if policy.batch_composition in _PREFILLS_LEAD:
-        prefills = share_among_prefills(prefills, most_prefill_tokens, policy)
-        left = budget - int(prefills.sum())
-        if policy.batch_composition is BatchComposition.SEPARATE and left < budget:
+    budget, composition = case.limits.max_num_batched_tokens, case.policy.batch_composition
+    decodes, prefills = zeros(len(running)), zeros(len(running))
+    for place in range(len(running)):
+        row = running[place]
+        if in_decode(case, row):
+            decodes[place] = 1 + _drafts_of_use(case, row)
+        else:
+            prefills[place] = chunk_wanted(case, row)
+    most_prefill_tokens = prefill_budget(running, case)
+    if _prefills_lead(composition):
+        prefills = share_among_prefills(prefills, most_prefill_tokens, case)
+        left = budget - total(prefills)
+        if composition == BatchComposition.SEPARATE and left < budget:
             return prefills
-        return prefills + share_among_decodes(running, decodes, left)
-    decodes = share_among_decodes(running, decodes, budget)
-    left = budget - int(decodes.sum())
-    if policy.batch_composition is BatchComposition.DECODE_FIRST and left < budget:
+        return _together(prefills, share_among_decodes(running, decodes, left, case))
+    decodes = share_among_decodes(running, decodes, budget, case)
+    left = budget - total(decodes)
+    if composition == BatchComposition.DECODE_FIRST and left < budget:
         return decodes
-    return decodes + share_among_prefills(prefills, min(left, most_prefill_tokens), policy)
+    return _together(decodes, share_among_prefills(prefills, min(left, most_prefill_tokens), case))
 
 
-def _tokens_wanted(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
-    """What each would run with no one beside it: a chunk, or its next token and the drafts that are of use."""
-    want = chunks_wanted(running, policy)
-    return want if running.whole.greatest["num_draft_tokens"] == 0 else want + _drafts_of_use(running, executor)
+@compiled
+def _together(num_tokens: IntArray, of_others: IntArray) -> IntArray:
+    """The tokens of each: a request is in one of the phases, and has none in the other."""
+    both = zeros(len(num_tokens))
+    for place in range(len(both)):
+        both[place] = num_tokens[place] + of_others[place]
+    return both
 
 
-def _phases_mix_freely(policy: Policy) -> bool:
-    """Whether nothing but the token budget limits what a pass may hold of either phase."""
-    return (
-        policy.batch_composition in _MIXES_PHASES
-        and policy.max_num_partial_prefills is None
-        and policy.target_inter_token_latency_us is None
-    )
+@lean
+def _drafts_of_use(case: Case, row: int) -> int:
+    """Drafts for which there is room in the batch and in the cache, of an answer that may become so long."""
+    drafts, limits = case.requests[NUM_DRAFT_TOKENS, row], case.limits
+    if drafts == 0:
+        return 0
+    room_in_cache = limits.num_blocks * limits.block_size - case.requests[NUM_COMPUTED_TOKENS, row] - 1
+    useful = min(room_in_cache, most_outputs_left(case, row) - 1, limits.max_num_batched_tokens - 1)
+    return min(drafts, max(useful, 0))
 
 
-def prefill_budget(running: Requests, executor: ExecutorState, policy: Policy) -> int:
+@lean
+def prefill_budget(running: IntArray, case: Case) -> int:
     """Most prefill tokens of the pass."""
-    limits, latency, target = executor.limits, executor.latency, policy.target_inter_token_latency_us
-    if target is None or latency is None or latency.prefill_token_us == 0:
-        return limits.max_num_batched_tokens
-    in_decode = running.in_decode
-    num_decodes = int(np.count_nonzero(in_decode))
+    most, target, latency = case.limits.max_num_batched_tokens, case.policy.target_inter_token_latency_us, case.latency
+    if target == UNBOUNDED or latency.prefill_token_us == 0:
+        return most
+    num_decodes, num_kv_tokens = 0, 0
+    for row in running:
+        if in_decode(case, row):
+            num_decodes += 1
+            num_kv_tokens += case.requests[NUM_COMPUTED_TOKENS, row]
     if num_decodes == 0:
-        return limits.max_num_batched_tokens
-    num_kv_tokens = int(running.num_computed_tokens.dot(in_decode))
+        return most
     spent_us = latency.pass_us + num_decodes * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
     # A model may hold any figures, so this may be infinite until it is bounded.
-    num_tokens = max((target - spent_us) / latency.prefill_token_us, limits.block_size)
-    return int(min(num_tokens, limits.max_num_batched_tokens))
+    num_tokens = max((target - spent_us) / latency.prefill_token_us, float(case.limits.block_size))
+    return int(min(num_tokens, float(most)))
 
 
-def tokens_left(running: Requests, num_tokens: IntArray, executor: ExecutorState, policy: Policy) -> TokensLeft:
+@lean
+def tokens_left(running: IntArray, num_tokens: IntArray, case: Case) -> TokensLeft:
     """What the queue may have beside those that run so many tokens."""
-    budget = executor.limits.max_num_batched_tokens
-    left = budget - int(num_tokens.sum())
-    if policy.batch_composition is BatchComposition.MIXED and policy.target_inter_token_latency_us is None:
-        return TokensLeft(num_tokens=left, num_prefill_tokens=left, num_decode_tokens=left, one_phase=False)
-    num_decode_tokens = int(num_tokens.dot(running.in_decode))
-    num_prefill_tokens = budget - left - num_decode_tokens
-    left_to_prefills = prefill_budget(running, executor, policy) - num_prefill_tokens
-    match policy.batch_composition:
-        case BatchComposition.MIXED:
-            for_prefills, for_decodes = left, left
-        case BatchComposition.PREFILL_FIRST:
-            for_prefills, for_decodes = left + num_decode_tokens, left + num_decode_tokens
-        case BatchComposition.SEPARATE:
-            for_prefills, for_decodes = left + num_decode_tokens, left if num_prefill_tokens == 0 else 0
-        case BatchComposition.DECODE_FIRST:
-            for_prefills, for_decodes = left if num_decode_tokens == 0 else 0, left + num_prefill_tokens
+    budget, composition = case.limits.max_num_batched_tokens, case.policy.batch_composition
+    num_decode_tokens, num_prefill_tokens = 0, 0
+    for place in range(len(running)):
+        if in_decode(case, running[place]):
+            num_decode_tokens += num_tokens[place]
+        else:
+            num_prefill_tokens += num_tokens[place]
+    left = budget - num_decode_tokens - num_prefill_tokens
+    for_prefills, for_decodes = left, left
+    if composition == BatchComposition.PREFILL_FIRST:
+        for_prefills, for_decodes = left + num_decode_tokens, left + num_decode_tokens
+    elif composition == BatchComposition.SEPARATE:
+        for_prefills, for_decodes = left + num_decode_tokens, left if num_prefill_tokens == 0 else 0
+    elif composition == BatchComposition.DECODE_FIRST:
+        for_prefills, for_decodes = left if num_decode_tokens == 0 else 0, left + num_prefill_tokens
     return TokensLeft(
-        num_tokens=max(for_prefills, for_decodes),
-        num_prefill_tokens=min(for_prefills, left_to_prefills),
-        num_decode_tokens=for_decodes,
-        one_phase=policy.batch_composition in ONE_PHASE,
+        max(for_prefills, for_decodes),
+        min(for_prefills, prefill_budget(running, case) - num_prefill_tokens),
+        for_decodes,
+        holds_one_phase(composition),
     )
 
 
+@lean
+def less(left: TokensLeft, num_prefill_tokens: int, num_decode_tokens: int) -> TokensLeft:
+    """What is left once some have entered. Where they are of one phase and that is all a pass holds, only to it."""
+    num_tokens = num_prefill_tokens + num_decode_tokens
+    for_prefills, for_decodes = left.num_prefill_tokens - num_prefill_tokens, left.num_decode_tokens - num_tokens
+    if left.one_phase and num_tokens > 0:
+        for_prefills = for_prefills if num_prefill_tokens > 0 else 0
+        for_decodes = for_decodes if num_decode_tokens > 0 else 0
+    return TokensLeft(left.num_tokens - num_tokens, for_prefills, for_decodes, left.one_phase)
+
+
+@compiled
 def give_way(
-    running: Requests,
-    num_tokens: IntArray,
-    entering: Requests,
-    num_entering_tokens: IntArray,
-    executor: ExecutorState,
-    policy: Policy,
+    running: IntArray, num_tokens: IntArray, entering: IntArray, num_entering_tokens: IntArray, case: Case
 ) -> IntArray:
     """Tokens for each running request, beside those that enter."""
-    if policy.batch_composition is BatchComposition.MIXED or len(entering) == 0:
+    composition, budget = case.policy.batch_composition, case.limits.max_num_batched_tokens
+    if composition == BatchComposition.MIXED or len(entering) == 0:
         return num_tokens
-    if policy.batch_composition in ONE_PHASE:
-        of_phase: IntArray = num_tokens * (running.in_decode == entering.in_decode[0])
-        return of_phase
-    num_entering = int(num_entering_tokens.sum())
-    if int(num_tokens.sum()) + num_entering <= executor.limits.max_num_batched_tokens:
+    decodes, prefills = num_tokens.copy(), num_tokens.copy()
+    for place in range(len(running)):
+        if in_decode(case, running[place]):
+            prefills[place] = 0
+        else:
+            decodes[place] = 0
+    if holds_one_phase(composition):
+        return decodes if in_decode(case, entering[0]) else prefills
+    num_entering = total(num_entering_tokens)
+    if total(num_tokens) + num_entering <= budget:
         return num_tokens
-    decodes = num_tokens * running.in_decode
-    prefills = num_tokens - decodes
-    left = executor.limits.max_num_batched_tokens - int(prefills.sum()) - num_entering
-    return prefills + share_among_decodes(running, decodes, left)
-
-
-def _drafts_of_use(running: Requests, executor: ExecutorState) -> IntArray:
-    """Drafts for which there is room in the batch and in the cache, of answers that may become so long."""
-    limits = executor.limits
-    room_in_cache = limits.num_blocks * limits.block_size - running.num_computed_tokens - 1
-    useful = np.minimum(room_in_cache, most_outputs_left(running, limits) - 1)
-    most = np.clip(useful, 0, limits.max_num_batched_tokens - 1)
-    drafts: IntArray = np.minimum(running.num_draft_tokens, most) * running.in_decode
-    return drafts
+    left = budget - total(prefills) - num_entering
+    return _together(prefills, share_among_decodes(running, decodes, left, case))

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
+from scheduler_service.core.case import NUM_BLOCKS, NUM_COMPUTED_TOKENS, Case
+from scheduler_service.core.compiled import compiled, lean
 from scheduler_service.core.composition import share_tokens
-from scheduler_service.core.executor_plan import NO_EVICTIONS, Evictions, EvictMode, Reason
-from scheduler_service.core.memory import blocks_held, new_blocks
-from scheduler_service.core.policy import Eviction, Policy, Preemption
-from scheduler_service.core.state import NO_ROWS, BoolArray, ExecutorState, IntArray, Requests, rows_where
-from scheduler_service.core.victims import freed_blocks, in_order_of_staying
+from scheduler_service.core.executor_plan import EvictMode, Reason
+from scheduler_service.core.memory import blocks_alone, blocks_held, new_blocks
+from scheduler_service.core.policy import Eviction, Preemption
+from scheduler_service.core.rows import nowhere, those_where, total, zeros
+from scheduler_service.core.state import BoolArray, IntArray
+from scheduler_service.core.victims import in_order_of_staying
+
+_OUT_OF_BLOCKS = int(Reason.EVICTED_OUT_OF_BLOCKS)
 
 
 class RunningSet(NamedTuple):
@@ -31,116 +34,130 @@ class RunningSet(NamedTuple):
     the evicted have left, less all `held`.
     """
 
-    kept: Requests
+    kept: IntArray
     num_tokens: IntArray
     held: IntArray
-    evicted: Requests
-    why: Reason
+    evicted: IntArray
+    why: int
     num_blocks: int
     ran_out: bool
 
 
-def make_room(running: Requests, executor: ExecutorState, policy: Policy) -> RunningSet:
+@compiled
+def make_room(running: IntArray, case: Case) -> RunningSet:
     """Evict as many of `running`, which is in order, as must go for the others to run."""
-    num_tokens = share_tokens(running, executor, policy)
-    everyone = without(running, NO_ROWS, num_tokens, executor, policy)
+    num_tokens = share_tokens(running, case)
+    everyone = without(running, nowhere(len(running)), num_tokens, _OUT_OF_BLOCKS, case, False)
     # What is held for them covers their pass.
     if everyone.num_blocks >= 0:
         return everyone
-    free, block_size = executor.num_free_blocks, executor.limits.block_size
-    need = new_blocks(running, running.num_computed_tokens + num_tokens, block_size)
-    if int(need.sum()) <= free:
+    need, free = _need(running, num_tokens, case), case.num_free_blocks
+    if total(need) <= free:
         return everyone
 
-    staying = in_order_of_staying(running, block_size, policy)
-    # freed[k]: blocks that are free once all but the k that stay longest have left.
-    freed = free + np.append(freed_blocks(running)[staying][::-1].cumsum()[::-1], 0)
-    num_kept = 0 if policy.preemption is Preemption.NEVER else len(running)
-    while num_kept > 0 and int(need.sum()) > freed[num_kept]:
-        # The need of those that stay grows with them and what is freed shrinks, so fewer fit where more do.
-        by_staying = _spread(need, staying[:num_kept])
-        num_kept = int(np.count_nonzero(np.cumsum(by_staying[:-1]) <= freed[1:num_kept]))
-        kept = running.take(np.sort(staying[:num_kept]))
-        num_tokens = share_tokens(kept, executor, policy)
-        need = new_blocks(kept, kept.num_computed_tokens + num_tokens, block_size)
+    staying = in_order_of_staying(running, case)
+    leaves = nowhere(len(running))
+    num_kept, kept = 0, running
+    if case.policy.preemption != Preemption.NEVER:
+        num_kept = len(running)
+    while num_kept > 0 and total(need) > free:
+        # The need of those that stay grows with them and what is freed shrinks: one after the other leaves.
+        by_place = _by_place(need, leaves)
+        most = total(need)
+        while num_kept > 0 and most > free:
+            num_kept -= 1
+            last = staying[num_kept]
+            leaves[last] = True
+            most -= by_place[last]
+            free += blocks_alone(case, running[last])
+        kept = those_where(running, leaves, False)
+        num_tokens = share_tokens(kept, case)
+        need = _need(kept, num_tokens, case)
     if num_kept == 0:
-        num_tokens, staying = _run_what_has_blocks(running, executor, policy), staying[:0]
-    victims = np.sort(staying[num_kept:])
-    return without(running, victims, num_tokens, executor, policy)._replace(ran_out=True)
+        leaves = nowhere(len(running))
+        num_tokens = _run_what_has_blocks(running, case)
+    return without(running, leaves, num_tokens, _OUT_OF_BLOCKS, case, True)
 
 
-def _spread(need: IntArray, staying: IntArray) -> IntArray:
-    """What is given in the policy's order, in the order of staying."""
-    by_staying: IntArray = need[np.argsort(np.argsort(staying))]
-    return by_staying
-
-
+@compiled
 def without(
-    running: Requests,
-    victims: IntArray,
-    num_tokens: IntArray,
-    executor: ExecutorState,
-    policy: Policy,
-    why: Reason = Reason.EVICTED_OUT_OF_BLOCKS,
+    running: IntArray, leaves: BoolArray, num_tokens: IntArray, why: int, case: Case, ran_out: bool
 ) -> RunningSet:
-    """The running set without those at these positions, which ascend. `num_tokens`: of those that stay."""
-    evicted, kept, num_free = running.of(NO_ROWS), running, executor.num_free_blocks
-    if len(victims) > 0:
-        evicted = running.take(victims)
-        stays = np.ones(len(running), dtype=np.bool_)
-        stays[victims] = False
-        kept = running.take(rows_where(stays))
-        num_free += int(freed_blocks(evicted).sum())
-    held = blocks_held(kept, num_tokens, executor.limits, policy)
-    return RunningSet(
-        kept=kept,
-        num_tokens=num_tokens,
-        held=held,
-        evicted=evicted,
-        why=why,
-        num_blocks=num_free - int(held.sum()),
-        ran_out=False,
-    )
+    """The running set without those that leave. `num_tokens`: of those that stay."""
+    kept, evicted = those_where(running, leaves, False), those_where(running, leaves, True)
+    num_blocks = case.num_free_blocks
+    for row in evicted:
+        num_blocks += blocks_alone(case, row)
+    held = zeros(len(kept))
+    for place in range(len(kept)):
+        held[place] = blocks_held(case, kept[place], num_tokens[place])
+    return RunningSet(kept, num_tokens, held, evicted, why, num_blocks - total(held), ran_out)
 
 
-def choose_modes(evicted: Requests, why: Reason, executor: ExecutorState, policy: Policy) -> Evictions:
-    """Where the KV of each goes. Swap space is given in order; one that it cannot hold is computed again."""
-    if len(evicted) == 0:
-        return NO_EVICTIONS
-    wanted = _prefers_swap(evicted, executor, policy) & (evicted.num_computed_tokens > 0)
-    blocks = np.where(wanted & (evicted.num_blocks <= executor.num_free_swap_blocks), evicted.num_blocks, 0)
-    swapped = (blocks > 0) & (np.cumsum(blocks) <= executor.num_free_swap_blocks)
-    return Evictions(
-        id=evicted.id,
-        mode=np.where(swapped, int(EvictMode.SWAP), int(EvictMode.RECOMPUTE)),
-        reason=np.full(len(evicted), int(why)),
-    )
+@compiled
+def _need(running: IntArray, num_tokens: IntArray, case: Case) -> IntArray:
+    """New blocks that each takes to run so many tokens."""
+    need, num_computed = zeros(len(running)), case.requests[NUM_COMPUTED_TOKENS]
+    for place in range(len(running)):
+        need[place] = new_blocks(case, running[place], num_computed[running[place]] + num_tokens[place])
+    return need
 
 
-def _prefers_swap(evicted: Requests, executor: ExecutorState, policy: Policy) -> BoolArray:
-    latency = executor.latency
-    if policy.eviction is Eviction.SWAP:
-        return np.ones(len(evicted), dtype=np.bool_)
-    if policy.eviction is Eviction.RECOMPUTE or latency is None:
-        return np.zeros(len(evicted), dtype=np.bool_)
-    token_us = latency.prefill_token_us + latency.pass_us / executor.limits.max_num_batched_tokens
-    # A model may hold any figures. Those too large for a float leave nothing to compare, which means recompute.
-    with np.errstate(over="ignore", invalid="ignore"):
-        swap_us = evicted.num_blocks * (2 * latency.swap_block_us)
-        cheaper: BoolArray = swap_us < evicted.num_computed_tokens * token_us
-    return cheaper
-
-
-def _run_what_has_blocks(running: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
+@compiled
+def _run_what_has_blocks(running: IntArray, case: Case) -> IntArray:
     """Tokens for those whose next token has a block, free blocks being given in order; 0 for the others."""
-    free, block_size = executor.num_free_blocks, executor.limits.block_size
-    next_block = new_blocks(running, running.num_computed_tokens + 1, block_size)
-    rows = rows_where((next_block == 0) | (np.cumsum(next_block) <= free))
-    able = running.take(rows)
-    shared = share_tokens(able, executor, policy)
-    need = new_blocks(able, able.num_computed_tokens + shared, block_size)
-    granted = np.clip(free - (np.cumsum(need) - need), 0, need)
-    storable = (able.num_blocks + granted) * block_size - able.num_computed_tokens
-    num_tokens = np.zeros(len(running), dtype=np.int64)
-    num_tokens[rows] = np.minimum(shared, storable)
-    return num_tokens
+    block_size, left = case.limits.block_size, case.num_free_blocks
+    is_stuck = nowhere(len(running))
+    for place in range(len(running)):
+        row = running[place]
+        next_block = new_blocks(case, row, case.requests[NUM_COMPUTED_TOKENS, row] + 1)
+        left -= next_block
+        is_stuck[place] = next_block > 0 and left < 0
+    able, left = those_where(running, is_stuck, False), case.num_free_blocks
+    shared = share_tokens(able, case)
+    need = _need(able, shared, case)
+    for place in range(len(able)):
+        row = able[place]
+        granted = min(max(left, 0), need[place])
+        left -= need[place]
+        storable = (case.requests[NUM_BLOCKS, row] + granted) * block_size - case.requests[NUM_COMPUTED_TOKENS, row]
+        shared[place] = min(shared[place], storable)
+    return _by_place(shared, is_stuck)
+
+
+@compiled
+def _by_place(items: IntArray, is_left_out: BoolArray) -> IntArray:
+    """The items in turn, and 0 at the places that are left out."""
+    by_place, count = zeros(len(is_left_out)), 0
+    for place in range(len(is_left_out)):
+        if not is_left_out[place]:
+            by_place[place] = items[count]
+            count += 1
+    return by_place
+
+
+@compiled
+def choose_modes(evicted: IntArray, case: Case) -> IntArray:
+    """Where the KV of each goes. Swap space is given in order; one that it cannot hold is computed again."""
+    modes, left = zeros(len(evicted)), case.num_free_swap_blocks
+    for place in range(len(evicted)):
+        row = evicted[place]
+        num_blocks = case.requests[NUM_BLOCKS, row]
+        modes[place] = EvictMode.RECOMPUTE
+        if _prefers_swap(case, row) and 0 < num_blocks <= case.num_free_swap_blocks:
+            left -= num_blocks
+            if left >= 0:
+                modes[place] = EvictMode.SWAP
+    return modes
+
+
+@lean
+def _prefers_swap(case: Case, row: int) -> bool:
+    computed, latency = case.requests[NUM_COMPUTED_TOKENS, row], case.latency
+    if computed == 0 or case.policy.eviction == Eviction.RECOMPUTE:
+        return False
+    if case.policy.eviction == Eviction.SWAP or not latency.is_known:
+        return case.policy.eviction == Eviction.SWAP
+    token_us = latency.prefill_token_us + latency.pass_us / case.limits.max_num_batched_tokens
+    # A model may hold any figures. Those too large for a float leave nothing to compare, which means recompute.
+    return case.requests[NUM_BLOCKS, row] * (2 * latency.swap_block_us) < computed * token_us

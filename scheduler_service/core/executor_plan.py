@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def _empty() -> IntArray:
     return _NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
     """Who runs in the pass, and how many tokens each."""
 
@@ -68,7 +69,7 @@ class Scheduled:
     reason: IntArray = field(default_factory=_empty)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Transitions:
     """Who enters the running set."""
 
@@ -76,7 +77,7 @@ class Transitions:
     reason: IntArray = field(default_factory=_empty)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evictions:
     """Who leaves the device, and where the KV goes."""
 
@@ -85,7 +86,7 @@ class Evictions:
     reason: IntArray = field(default_factory=_empty)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rejections:
     """Who is turned away, and what they would have needed of what there is."""
 
@@ -99,8 +100,7 @@ class Rejections:
 NO_TRANSITIONS, NO_EVICTIONS, NO_REJECTIONS = Transitions(), Evictions(), Rejections()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Composition:
+class Composition(NamedTuple):
     """The phases of a pass in figures."""
 
     num_prefill_tokens: int = 0

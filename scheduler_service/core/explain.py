@@ -10,25 +10,33 @@ that, and how many they pass (under FAIR: of their tenant, since tenants take tu
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.core.composition import ONE_PHASE, share_tokens
-from scheduler_service.core.executor_plan import ExecutorPlan, Explanations, Reason, Shortfall
-from scheduler_service.core.memory import new_blocks
-from scheduler_service.core.ordering import first_in_queue, in_order
-from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
-from scheduler_service.core.rank import ranked
-from scheduler_service.core.shared_prefix import Held, held_back
-from scheduler_service.core.state import (
-    BoolArray,
-    ClusterState,
-    ExecutorState,
-    IntArray,
-    Requests,
-    RequestStatus,
-    rows_where,
+from scheduler_service.core.case import (
+    ID,
+    NUM_COMPUTED_TOKENS,
+    STATUS,
+    TENANT,
+    Case,
+    case_of,
+    in_decode,
+    is_on_device,
+    rows_with,
 )
+from scheduler_service.core.claims import NOTHING, Missing
+from scheduler_service.core.compiled import compiled, entry, lean
+from scheduler_service.core.composition import holds_one_phase, share_tokens
+from scheduler_service.core.executor_plan import ExecutorPlan, Explanations, Reason
+from scheduler_service.core.memory import new_blocks
+from scheduler_service.core.ordering import comes_before_in_queue, in_order
+from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
+from scheduler_service.core.rank import rank_requests
+from scheduler_service.core.rows import mark, nowhere, places_where, zeros
+from scheduler_service.core.shared_prefix import Held, held_back
+from scheduler_service.core.sorting import first_in_order
+from scheduler_service.core.state import BoolArray, ClusterState, ExecutorState, IntArray, RequestStatus
 
 
 def explain(cluster: ClusterState, plans: tuple[ExecutorPlan, ...], policy: Policy) -> tuple[ExecutorPlan, ...]:
@@ -41,101 +49,182 @@ def explain(cluster: ClusterState, plans: tuple[ExecutorPlan, ...], policy: Poli
 
 def explain_executor(executor: ExecutorState, plan: ExecutorPlan, policy: Policy) -> Explanations:
     """One row for every request, ascending by id."""
-    requests = ranked(executor, policy).take(np.argsort(executor.requests.id))
-    explanations = _nothing_known(requests)
-    running = requests.having(RequestStatus.RUNNING)
-    loading = requests.having(RequestStatus.LOADING)
-    _explain_running(explanations, requests, running, executor.limits.block_size)
-    if policy.batch_composition in ONE_PHASE and len(plan.scheduled.id) > 0:
-        decodes = plan.composition.num_decode_requests > 0
-        _set(explanations, rows_where(running & (requests.in_decode != decodes)), Reason.WAITING_FOR_PHASE)
-    explanations.reason[loading] = Reason.WAITING_FOR_KV
-    _explain_queue(explanations, ~(running | loading), plan.shortfall)
-    queued = requests.take(rows_where(~(running | loading) & ~np.isin(requests.id, _turned_away_at_once(plan))))
-    held = _held(queued, requests.take(rows_where(running)), plan, executor, policy)
-    rows = np.searchsorted(explanations.id, held.requests.id)
-    _set(explanations, rows, Reason.WAITING_FOR_SHARED_PREFIX, behind_id=held.behind_id)
-    _explain_lists(explanations, plan)
-    if policy.head_of_line is not HeadOfLine.STRICT:
-        _explain_passing(explanations, held.others, plan, policy)
-    return explanations
+    ids = executor.requests.id
+    by_id = np.argsort(ids)
+
+    def rows_of(listed: IntArray) -> IntArray:
+        return by_id[np.searchsorted(ids, listed, sorter=by_id)]
+
+    missing, shortfall = Missing(-1, NOTHING, 0, 0), plan.shortfall
+    if shortfall is not None:
+        row = int(rows_of(np.array([shortfall.id]))[0])
+        missing = Missing(row, int(shortfall.reason), shortfall.needed, shortfall.available)
+    fates = Fates(
+        rows_of(plan.scheduled.id),
+        plan.scheduled.reason,
+        rows_of(plan.admit.id),
+        plan.admit.reason,
+        rows_of(plan.resume.id),
+        rows_of(plan.evict.id),
+        plan.evict.reason,
+        rows_of(plan.reject.id),
+        plan.reject.reason,
+        plan.reject.needed,
+        plan.reject.available,
+        missing,
+    )
+    why = why_each(fates, case_of(executor, policy))
+    return Explanations(
+        id=ids[by_id],
+        reason=why.reason[by_id],
+        needed=why.needed[by_id],
+        available=why.available[by_id],
+        behind_id=why.behind_id[by_id],
+    )
 
 
-def _nothing_known(requests: Requests) -> Explanations:
-    reason, needed, available, behind_id = np.zeros((4, len(requests)), dtype=np.int64)
-    return Explanations(id=requests.id, reason=reason, needed=needed, available=available, behind_id=behind_id)
+_FOR_SHARED_PREFIX = int(Reason.WAITING_FOR_SHARED_PREFIX)
 
 
-def _explain_running(explanations: Explanations, requests: Requests, running: BoolArray, block_size: int) -> None:
-    next_block = new_blocks(requests, requests.num_computed_tokens + 1, block_size)
-    lacks_block = next_block > 0
-    _set(explanations, rows_where(running & ~lacks_block), Reason.WAITING_FOR_TOKEN_BUDGET, needed=1)
-    _set(explanations, rows_where(running & lacks_block), Reason.WAITING_FOR_BLOCKS, needed=1)
+class Fates(NamedTuple):
+    """The lists of a plan by rows, and what is missing to the first that waits."""
+
+    scheduled: IntArray
+    scheduled_reason: IntArray
+    admitted: IntArray
+    admitted_reason: IntArray
+    resumed: IntArray
+    evicted: IntArray
+    evicted_reason: IntArray
+    rejected: IntArray
+    rejected_reason: IntArray
+    rejected_needed: IntArray
+    rejected_available: IntArray
+    missing: Missing
 
 
-def _explain_queue(explanations: Explanations, queued: BoolArray, shortfall: Shortfall | None) -> None:
-    _set(explanations, rows_where(queued), Reason.WAITING_BEHIND)
-    if shortfall is None:
-        return
-    if shortfall.reason is Reason.WAITING_AFTER_EVICTION:
-        _set(explanations, rows_where(queued), shortfall.reason)
-    else:
-        _set(explanations, rows_where(queued), Reason.WAITING_BEHIND, behind_id=shortfall.id)
-    head = np.searchsorted(explanations.id, [shortfall.id])
-    _set(explanations, head, shortfall.reason, needed=shortfall.needed, available=shortfall.available)
+class Why(NamedTuple):
+    """The reason of each row, and its figures. [num_requests]"""
+
+    reason: IntArray
+    needed: IntArray
+    available: IntArray
+    behind_id: IntArray
 
 
-def _turned_away_at_once(plan: ExecutorPlan) -> IntArray:
-    """Ids of those that are rejected before the queue has its turn; the others are for its length."""
-    for_the_queue = (int(Reason.REJECTED_QUEUE_FULL), int(Reason.REJECTED_TENANT_QUEUE_FULL))
-    return plan.reject.id[~np.isin(plan.reject.reason, for_the_queue)]
+@entry
+def why_each(fates: Fates, case: Case) -> Why:
+    """The reason of each request."""
+    rank_requests(case)
+    count = len(case.rank)
+    why = Why(zeros(count), zeros(count), zeros(count), zeros(count))
+    for row in range(count):
+        if is_on_device(case, row):
+            reason = _why_not_run(fates, case, row)
+            is_short = reason == Reason.WAITING_FOR_BLOCKS or reason == Reason.WAITING_FOR_TOKEN_BUDGET
+            _write(why, row, reason, 1 if is_short else 0, 0, 0)
+        else:
+            _explain_queue(why, fates, case, row)
+    if fates.missing.reason != NOTHING:
+        head = fates.missing.row
+        _write(why, head, fates.missing.reason, fates.missing.needed, fates.missing.available, 0)
+    held = _held(fates, case)
+    for place in range(len(held.rows)):
+        _write(why, held.rows[place], _FOR_SHARED_PREFIX, 0, 0, held.behind_id[place])
+    for place in range(len(fates.scheduled)):
+        _write(why, fates.scheduled[place], fates.scheduled_reason[place], 0, 0, 0)
+    for place in range(len(fates.evicted)):
+        _write(why, fates.evicted[place], fates.evicted_reason[place], 0, 0, 0)
+    for place in range(len(fates.rejected)):
+        needed, available = fates.rejected_needed[place], fates.rejected_available[place]
+        _write(why, fates.rejected[place], fates.rejected_reason[place], needed, available, 0)
+    if case.policy.head_of_line != HeadOfLine.STRICT:
+        _explain_passing(why, held.others, fates, case)
+    return why
 
 
-def _held(queued: Requests, running: Requests, plan: ExecutorPlan, executor: ExecutorState, policy: Policy) -> Held:
+@lean
+def _write(why: Why, row: int, reason: int, needed: int, available: int, behind_id: int) -> None:
+    why.reason[row] = reason
+    why.needed[row] = needed
+    why.available[row] = available
+    why.behind_id[row] = behind_id
+
+
+@lean
+def _why_not_run(fates: Fates, case: Case, row: int) -> int:
+    """Why one on the device runs nothing."""
+    if case.requests[STATUS, row] == RequestStatus.LOADING:
+        return Reason.WAITING_FOR_KV
+    of_one_phase = holds_one_phase(case.policy.batch_composition) and len(fates.scheduled) > 0
+    if of_one_phase and in_decode(case, row) != in_decode(case, fates.scheduled[0]):
+        return Reason.WAITING_FOR_PHASE
+    if new_blocks(case, row, case.requests[NUM_COMPUTED_TOKENS, row] + 1) > 0:
+        return Reason.WAITING_FOR_BLOCKS
+    return Reason.WAITING_FOR_TOKEN_BUDGET
+
+
+@lean
+def _explain_queue(why: Why, fates: Fates, case: Case, row: int) -> None:
+    """One behind the head of the queue."""
+    why.reason[row] = Reason.WAITING_BEHIND
+    if fates.missing.reason == Reason.WAITING_AFTER_EVICTION:
+        why.reason[row] = fates.missing.reason
+    elif fates.missing.reason != NOTHING:
+        why.behind_id[row] = case.requests[ID, fates.missing.row]
+
+
+@compiled
+def _held(fates: Fates, case: Case) -> Held:
     """Who was held for whom."""
-    running = in_order(running)
-    runs = np.isin(running.id, plan.scheduled.id).astype(np.int64)
-    if len(plan.admit.id) + len(plan.resume.id) > 0:
+    is_queued = nowhere(len(case.rank))
+    for row in range(len(is_queued)):
+        is_queued[row] = not is_on_device(case, row)
+    for place in range(len(fates.rejected)):
+        # Those that are turned away for the length of the queue had their turn before.
+        reason = fates.rejected_reason[place]
+        if reason != Reason.REJECTED_QUEUE_FULL and reason != Reason.REJECTED_TENANT_QUEUE_FULL:
+            is_queued[fates.rejected[place]] = False
+    running = in_order(rows_with(RequestStatus.RUNNING, case), case)
+    if len(fates.admitted) + len(fates.resumed) > 0:
         # Some that run may have paused for those that enter, or left for them, after these had been held for them.
-        runs = share_tokens(running, executor, policy)
-    return held_back(queued, running, runs, policy)
+        num_tokens = share_tokens(running, case)
+    else:
+        runs = nowhere(len(case.rank))
+        mark(runs, fates.scheduled, True)
+        num_tokens = zeros(len(running))
+        for place in range(len(running)):
+            num_tokens[place] = runs[running[place]]
+    return held_back(places_where(is_queued), running, num_tokens, case)
 
 
-def _explain_passing(explanations: Explanations, queued: Requests, plan: ExecutorPlan, policy: Policy) -> None:
-    passes = np.isin(plan.admit.reason, (int(Reason.SKIPPED_AHEAD), int(Reason.BACKFILLED)))
-    if not passes.any():
+@compiled
+def _explain_passing(why: Why, queue: IntArray, fates: Fates, case: Case) -> None:
+    """Those that passed others, and how many: of all that stand before them and stay out."""
+    enters = nowhere(len(case.rank))
+    mark(enters, fates.admitted, True)
+    mark(enters, fates.resumed, True)
+    num_passed, num_passed_of = 0, zeros(len(case.weight))
+    passes = _passing(fates, case)
+    if len(places_where(passes)) == 0:
         return
-    queued = first_in_queue(queued, len(queued))
-    if policy.ordering is Ordering.FAIR:
-        queued = queued.take(np.argsort(queued.tenant, kind="stable"))
-    stays_out = np.isin(queued.id, np.concatenate((plan.admit.id, plan.resume.id)), invert=True)
-    num_passed = stays_out.cumsum()
-    if policy.ordering is Ordering.FAIR:
-        num_passed -= (num_passed - stays_out)[np.searchsorted(queued.tenant, queued.tenant)]
-    by_id = queued.id.argsort()
-    passing = by_id[np.searchsorted(queued.id[by_id], plan.admit.id[passes])]
-    rows = np.searchsorted(explanations.id, queued.id[passing])
-    _set(explanations, rows, plan.admit.reason[passes], needed=num_passed[passing])
+    for row in first_in_order(queue, len(queue), comes_before_in_queue, case):
+        tenant = case.requests[TENANT, row]
+        if not enters[row]:
+            num_passed += 1
+            num_passed_of[tenant] += 1
+        elif passes[row]:
+            why.needed[row] = num_passed_of[tenant] if case.policy.ordering == Ordering.FAIR else num_passed
+    for place in range(len(fates.admitted)):
+        row = fates.admitted[place]
+        if passes[row]:
+            _write(why, row, fates.admitted_reason[place], why.needed[row], 0, 0)
 
 
-def _explain_lists(explanations: Explanations, plan: ExecutorPlan) -> None:
-    for table in (plan.scheduled, plan.evict):
-        _set(explanations, np.searchsorted(explanations.id, table.id), table.reason)
-    reject = plan.reject
-    rows = np.searchsorted(explanations.id, reject.id)
-    _set(explanations, rows, reject.reason, needed=reject.needed, available=reject.available)
-
-
-def _set(
-    explanations: Explanations,
-    rows: IntArray,
-    reason: IntArray | Reason,
-    *,
-    needed: IntArray | int = 0,
-    available: IntArray | int = 0,
-    behind_id: IntArray | int = 0,
-) -> None:
-    explanations.reason[rows] = reason
-    explanations.needed[rows] = needed
-    explanations.available[rows] = available
-    explanations.behind_id[rows] = behind_id
+@compiled
+def _passing(fates: Fates, case: Case) -> BoolArray:
+    passes = nowhere(len(case.rank))
+    for place in range(len(fates.admitted)):
+        reason = fates.admitted_reason[place]
+        passes[fates.admitted[place]] = reason == Reason.SKIPPED_AHEAD or reason == Reason.BACKFILLED
+    return passes

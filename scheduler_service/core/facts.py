@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.policy import Admission, Ordering, Policy
-from scheduler_service.core.state import ExecutorLimits, ExecutorState, RequestStatus, Tenant
+from scheduler_service.core.state import NOBODY_NAMED, ExecutorLimits, ExecutorState, RequestStatus
 
 
 class Invariant(IntEnum):
@@ -216,7 +216,8 @@ def _rank(policy: Policy, work: int, arrival: int, priority: int, deadline: int,
 
 def _tenant_counters(executor: ExecutorState) -> list[float]:
     """Weighted service of each tenant; idle ones count no less than the least of those that are on the device."""
-    counters = [tenant.service / tenant.weight for tenant in executor.tenants or (Tenant(name=""),)]
+    tenants = executor.tenants if len(executor.tenants) > 0 else NOBODY_NAMED
+    counters = [tenant.service / tenant.weight for tenant in tenants]
     table = executor.requests
     on_device = (RequestStatus.RUNNING, RequestStatus.LOADING)
     active = {t for t, s in zip(table.tenant.tolist(), table.status.tolist(), strict=True) if s in on_device}

@@ -8,82 +8,130 @@ differ by one largest request at most, over their weights.
 
 A request is charged the tokens that it is expected to compute and, where the policy charges for KV residency, the
 blocks that it is expected to hold in each pass. Both are whole numbers until they meet the charge and the weight.
+
+Nothing is sorted: of each tenant's requests the first are kept as a heap, and those whose turn it may be are the heap
+of the tenants' first.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from scheduler_service.core.case import TENANT, Case
+from scheduler_service.core.compiled import compiled, lean, rule
 from scheduler_service.core.memory import block_passes
-from scheduler_service.core.ordering import FEW, order_within_rank
-from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorState, IntArray, Requests, Tenant, rows_where
+from scheduler_service.core.ordering import comes_before_within_rank
+from scheduler_service.core.rank import tenant_counters
+from scheduler_service.core.rows import nowhere, places_where, zeros
+from scheduler_service.core.sorting import make_heap, sift_down
+from scheduler_service.core.state import FloatArray, IntArray
 from scheduler_service.core.work import tokens_to_compute
 
 
-def first_in_turn(executor: ExecutorState, queued: Requests, count: int, policy: Policy) -> Requests:
+class _Queues(NamedTuple):
+    """The queue of each tenant, as heaps in one list: where it starts, and how many are in it. [num_tenants]"""
+
+    rows: IntArray
+    start: IntArray
+    num_left: IntArray
+
+
+class _Turns(NamedTuple):
+    """Whose turn it may be: the first of each tenant's queue, and its tag. [num_tenants]"""
+
+    first: IntArray
+    tag: FloatArray
+    case: Case
+
+
+@compiled
+def first_in_turn(queue: IntArray, count: int, case: Case) -> IntArray:
     """The `count` first of those that wait (all, if there are fewer), in turn."""
-    if len(queued) == 0:
-        return queued
-    weights = np.array([tenant.weight for tenant in executor.tenants or (Tenant(name=""),)])
-    chosen = _first_of_each(queued, count) if len(queued) > FEW else queued
-    chosen = chosen.take(_positions_by(chosen, chosen.tenant))
-    tenant = chosen.tenant
-    before: NDArray[Any] = _before(tokens_to_compute(chosen, executor.limits), tenant)
-    if policy.kv_residency_charge > 0:
-        before = before + policy.kv_residency_charge * _before(block_passes(chosen, executor.limits, policy), tenant)
-    assert chosen.rank is not None
-    tag = chosen.rank + before / weights[tenant]
-    return chosen.take(_positions_by(chosen, tag)[:count])
+    queues = _queues(queue, count, case)
+    tenants, counters = _those_who_wait(queues), tenant_counters(case)
+    num_tenants = len(tenants)
+    turns = _Turns(zeros(len(queues.start)), counters.copy(), case)
+    for tenant in tenants:
+        turns.first[tenant] = queues.rows[queues.start[tenant]]
+    make_heap(tenants, 0, num_tenants, _has_turn_before, turns, False)
+    num_tokens, num_block_passes = zeros(len(queues.start)), zeros(len(queues.start))
+    in_turn = zeros(min(count, len(queue)))
+    for place in range(len(in_turn)):
+        tenant = tenants[0]
+        row = turns.first[tenant]
+        in_turn[place] = row
+        num_tokens[tenant] += tokens_to_compute(case, row)
+        if case.policy.kv_residency_charge > 0:
+            num_block_passes[tenant] += block_passes(case, row)
+        if _take_first(queues, tenant, case):
+            charged = num_tokens[tenant] + case.policy.kv_residency_charge * num_block_passes[tenant]
+            turns.first[tenant] = queues.rows[queues.start[tenant]]
+            turns.tag[tenant] = counters[tenant] + charged / case.weight[tenant]
+        else:
+            num_tenants -= 1
+            tenants[0] = tenants[num_tenants]
+        if num_tenants > 0:
+            sift_down(tenants, 0, num_tenants, 0, _has_turn_before, turns, False)
+    return in_turn
 
 
-def _before(costs: IntArray, tenant: IntArray) -> IntArray:
-    """The costs of those of the same tenant before each; `tenant` ascends."""
-    before: IntArray = costs.cumsum() - costs
-    before -= before[tenant.searchsorted(tenant)]
-    return before
+@compiled
+def _those_who_wait(queues: _Queues) -> IntArray:
+    waits = nowhere(len(queues.num_left))
+    for tenant in range(len(waits)):
+        waits[tenant] = queues.num_left[tenant] > 0
+    return places_where(waits)
 
 
-def _positions_by(queued: Requests, key: NDArray[Any]) -> IntArray:
-    """Which comes first, second, ... by this key, and where it is equal in the order of the queue."""
-    return np.lexsort([getattr(queued, name) for name in reversed(order_within_rank(queued))] + [key])
+@rule
+def _has_turn_before(turns: _Turns, one: int, other: int) -> bool:
+    """Whether a tenant's turn is before another's: by the tag, and where it is equal in the order of the queue."""
+    if turns.tag[one] != turns.tag[other]:
+        return turns.tag[one] < turns.tag[other]
+    return comes_before_within_rank(turns.case, turns.first[one], turns.first[other])
 
 
-def _first_of_each(queued: Requests, count: int) -> Requests:
-    """At least the `count` first of each tenant that may get one of so many places, and all who stand before them."""
-    tenant, key = queued.tenant, _by_tenant(queued)
-    num_of_tenant = np.bincount(tenant)
-    tenants = num_of_tenant.nonzero()[0]
-    num_of_tenant = num_of_tenant[tenants]
-    # Where the last of those that count stands among the keys of all.
-    last = num_of_tenant.cumsum() - np.maximum(num_of_tenant - count, 0) - 1
-    bound = np.empty(tenants[-1] + 1, dtype=np.int64)
-    bound[tenants] = np.sort(key)[last]
-    first = queued.take(rows_where(key <= bound[tenant]))
-    return first if count >= len(tenants) else _with_least_counters(first, tenants, count)
+@compiled
+def _queues(queue: IntArray, count: int, case: Case) -> _Queues:
+    """The `count` first of each tenant, the first of all on top."""
+    tenant, num_of_tenant = case.requests[TENANT], zeros(len(case.weight))
+    for row in queue:
+        num_of_tenant[tenant[row]] += 1
+    most, start, num_rows = zeros(len(num_of_tenant)), zeros(len(num_of_tenant)), 0
+    for of in range(len(most)):
+        most[of], start[of] = min(num_of_tenant[of], count), num_rows
+        num_rows += most[of]
+    queues = _Queues(zeros(num_rows), start, zeros(len(most)))
+    for row in queue:
+        _put(queues, most, row, case)
+    for of in range(len(most)):
+        make_heap(queues.rows, start[of], most[of], comes_before_within_rank, case, False)
+    return queues
 
 
-def _with_least_counters(queued: Requests, tenants: IntArray, count: int) -> Requests:
-    """Those whose tenants have the `count` least counters of all `tenants`, or equal ones."""
-    counters = np.empty(tenants[-1] + 1)
-    # Within a tenant all are of one rank, which is its counter.
-    counters[queued.tenant] = queued.rank
-    most = np.partition(counters[tenants], count - 1)[count - 1]
-    return queued.take(rows_where(counters[queued.tenant] <= most))
+@rule
+def _put(queues: _Queues, most: IntArray, row: int, case: Case) -> None:
+    """Put a row into the queue of its tenant, if it is one of the first there."""
+    tenant = case.requests[TENANT, row]
+    start, count = queues.start[tenant], queues.num_left[tenant]
+    if count == most[tenant]:
+        if comes_before_within_rank(case, row, queues.rows[start]):
+            queues.rows[start] = row
+            sift_down(queues.rows, start, count, 0, comes_before_within_rank, case, True)
+        return
+    queues.rows[start + count] = row
+    queues.num_left[tenant] += 1
+    if count + 1 == most[tenant]:
+        make_heap(queues.rows, start, most[tenant], comes_before_within_rank, case, True)
 
 
-def _by_tenant(queued: Requests) -> IntArray:
-    """Numbers that order a queue by tenant, and those of one tenant as the queue does, except for ties."""
-    least, greatest = queued.whole.least["arrival_time_us"], queued.whole.greatest["arrival_time_us"]
-    span, arrival_time = greatest - least + 1, queued.arrival_time_us
-    # Times so far apart that the numbers would not fit are told apart less finely.
-    shift = (2 * span * (queued.whole.greatest["tenant"] + 1)).bit_length() - 62
-    if shift > 0:
-        least, span, arrival_time = least >> shift, (span >> shift) + 2, arrival_time >> shift
-    group = 2 * queued.tenant + queued.never_ran if queued.whole.anyone_ran_before else queued.tenant
-    key: IntArray = arrival_time - least
-    key += group * span
-    return key
+@lean
+def _take_first(queues: _Queues, tenant: int, case: Case) -> bool:
+    """Take the first of a tenant's queue away. Whether anyone is left."""
+    start, num_left = queues.start[tenant], queues.num_left[tenant] - 1
+    queues.num_left[tenant] = num_left
+    if num_left == 0:
+        return False
+    queues.rows[start] = queues.rows[start + num_left]
+    sift_down(queues.rows, start, num_left, 0, comes_before_within_rank, case, False)
+    return True

@@ -9,61 +9,72 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler_service.core.case import (
+    EXPECTED_OUTPUT_TOKENS,
+    NUM_COMPUTED_TOKENS,
+    Case,
+    in_decode,
+    num_lacking_tokens,
+)
+from scheduler_service.core.compiled import lean
 from scheduler_service.core.executor_plan import Composition
 from scheduler_service.core.memory import blocks_for
-from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorState, IntArray, LatencyModel, Requests
+from scheduler_service.core.state import BoolArray, IntArray
 from scheduler_service.core.work import expected_outputs_left
 
 # A model may hold any figures; above 30 years they make no difference, and products of them stay finite.
 _MOST_US = 1e15
-# The contract's field is an int64.
-_MOST_PREDICTED_US = 2.0**62
+# The contract's fields are int64.
+_MOST_IN_FIELD = 2.0**62
 
 
-def predicted_time_us(batch: Requests, composition: Composition, latency: LatencyModel | None) -> int:
+@lean
+def predicted_time_us(batch: IntArray, composition: Composition, case: Case) -> int:
     """What the pass takes; 0 without a model, or for an empty pass."""
-    if latency is None or len(batch) == 0:
+    latency, num_kv_tokens = case.latency, 0
+    if len(batch) == 0:
         return 0
-    num_kv_tokens = int(batch.num_computed_tokens.dot(batch.in_decode))
+    for row in batch:
+        if in_decode(case, row):
+            num_kv_tokens += case.requests[NUM_COMPUTED_TOKENS, row]
     predicted = (
         latency.pass_us
         + composition.num_prefill_tokens * latency.prefill_token_us
         + composition.num_decode_requests * latency.decode_request_us
         + num_kv_tokens * latency.kv_token_us
     )
-    return round(min(predicted, _MOST_PREDICTED_US))
+    return int(np.rint(min(predicted, _MOST_IN_FIELD)))
 
 
-def time_alone_us(requests: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
-    """What each takes at least until it is complete, alone on the executor: its chunks, and a pass a further token.
+@lean
+def time_alone_us(case: Case, row: int) -> int:
+    """What it takes at least until it is complete, alone on the executor: its chunks, and a pass a further token.
 
     As many tokens as are expected; where that is unknown, one. 0 without a model.
     """
-    latency, limits = executor.latency, executor.limits
-    if latency is None:
-        return np.zeros(len(requests), dtype=np.int64)
-    num_outputs = np.where(requests.expected_output_tokens > 0, expected_outputs_left(requests, limits), 1)
-    num_passes = blocks_for(requests.num_lacking_tokens, _largest_chunk(executor, policy)) + num_outputs - 1
+    latency, lacking = case.latency, num_lacking_tokens(case, row)
+    num_outputs = expected_outputs_left(case, row) if case.requests[EXPECTED_OUTPUT_TOKENS, row] > 0 else 1
+    largest_chunk = min(case.policy.chunk_size_tokens, case.limits.max_num_batched_tokens)
+    num_passes = blocks_for(lacking, largest_chunk) + num_outputs - 1
+    num_prefill_tokens = 0 if in_decode(case, row) else lacking
     pass_us, token_us = min(latency.pass_us, _MOST_US), min(latency.prefill_token_us, _MOST_US)
-    time_us = num_passes * pass_us + (requests.num_lacking_tokens * ~requests.in_decode) * token_us
-    return np.minimum(time_us, 2.0**62).astype(np.int64)
+    return int(min(num_passes * pass_us + num_prefill_tokens * token_us, _MOST_IN_FIELD))
 
 
-def estimated_wait_us(ahead: Requests, executor: ExecutorState) -> int:
+@lean
+def estimated_wait_us(is_ahead: BoolArray, case: Case) -> int:
     """Until a request that stands behind all these runs: their prompts, and their answers, `max_num_seqs` at a time.
 
-    0 without a model.
+    `is_ahead`: which rows. 0 without a model.
     """
-    latency, limits = executor.latency, executor.limits
-    if latency is None:
-        return 0
-    num_prefill_tokens = int((ahead.num_lacking_tokens * ~ahead.in_decode).sum())
-    num_passes = int(expected_outputs_left(ahead, limits).sum()) // limits.max_num_seqs
-    pass_us = min(latency.pass_us + limits.max_num_seqs * latency.decode_request_us, _MOST_US)
+    latency, max_num_seqs = case.latency, case.limits.max_num_seqs
+    num_prefill_tokens, num_outputs = 0, 0
+    for row in range(len(is_ahead)):
+        if is_ahead[row]:
+            num_outputs += expected_outputs_left(case, row)
+            if not in_decode(case, row):
+                num_prefill_tokens += num_lacking_tokens(case, row)
+    pass_us = min(latency.pass_us + max_num_seqs * latency.decode_request_us, _MOST_US)
     token_us = min(latency.prefill_token_us, _MOST_US)
-    return round(min(num_prefill_tokens * token_us + num_passes * pass_us, 2.0**62))
-
-
-def _largest_chunk(executor: ExecutorState, policy: Policy) -> int:
-    return min(policy.chunk_size_tokens, executor.limits.max_num_batched_tokens)
+    wait_us = num_prefill_tokens * token_us + (num_outputs // max_num_seqs) * pass_us
+    return int(np.rint(min(wait_us, _MOST_IN_FIELD)))

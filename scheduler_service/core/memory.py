@@ -12,92 +12,105 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from scheduler_service.core.policy import Admission, Policy
-from scheduler_service.core.state import ExecutorLimits, IntArray, Requests, RequestStatus
+from scheduler_service.core.case import (
+    NUM_BLOCKS,
+    NUM_COMPUTED_TOKENS,
+    NUM_SHARED_BLOCKS,
+    STATUS,
+    Case,
+    num_lacking_tokens,
+    num_tokens,
+    ran_before,
+)
+from scheduler_service.core.compiled import lean, rule
+from scheduler_service.core.policy import Admission
+from scheduler_service.core.state import RequestStatus
 from scheduler_service.core.work import expected_outputs_left, most_outputs_left
 
 _MOST = 2**20
 
 
-def blocks_for(num_tokens: IntArray, block_size: int) -> IntArray:
+@rule
+def blocks_for(num_stored_tokens: int, block_size: int) -> int:
     """Blocks that store so many tokens."""
-    num_blocks: IntArray = -(-num_tokens // block_size)
-    return num_blocks
+    return (num_stored_tokens + block_size - 1) // block_size
 
 
-def new_blocks(requests: Requests, num_stored_tokens: IntArray, block_size: int) -> IntArray:
-    """Blocks that each lacks to store so many tokens on the device, beside those that it holds there."""
-    lacking: IntArray = np.maximum(blocks_for(num_stored_tokens, block_size) - requests.num_blocks, 0)
-    return lacking
+@rule
+def new_blocks(case: Case, row: int, num_stored_tokens: int) -> int:
+    """Blocks that it lacks to store so many tokens on the device, beside those that it holds there."""
+    return max(blocks_for(num_stored_tokens, case.limits.block_size) - case.requests[NUM_BLOCKS, row], 0)
 
 
-def tokens_to_hold(requests: Requests, limits: ExecutorLimits, policy: Policy) -> IntArray:
-    """Stored tokens that room is held for: all that each has and, as far as the policy looks ahead, will have."""
-    if policy.admission is Admission.WATERMARK:
-        return requests.num_tokens
-    outputs_left = most_outputs_left if policy.admission is Admission.RESERVE else expected_outputs_left
+@rule
+def blocks_alone(case: Case, row: int) -> int:
+    """Blocks that nobody else holds: those that are free once it has left."""
+    return case.requests[NUM_BLOCKS, row] - case.requests[NUM_SHARED_BLOCKS, row]
+
+
+@lean
+def tokens_to_hold(case: Case, row: int, admission: int) -> int:
+    """Stored tokens that room is held for: all that it has and, as far as `admission` looks ahead, will have."""
+    stored = num_tokens(case, row)
+    if admission == Admission.WATERMARK:
+        return stored
+    outputs_left = most_outputs_left(case, row) if admission == Admission.RESERVE else expected_outputs_left(case, row)
     # Nobody can have more than there is; an executor ends an answer of open length where its blocks end.
-    most = np.maximum(requests.num_tokens, limits.num_blocks * limits.block_size)
-    ahead: IntArray = np.minimum(requests.num_tokens + outputs_left(requests, limits) - 1, most)
-    return ahead
+    most = max(stored, case.limits.num_blocks * case.limits.block_size)
+    return min(stored + outputs_left - 1, most)
 
 
-def blocks_held(requests: Requests, num_tokens: IntArray, limits: ExecutorLimits, policy: Policy) -> IntArray:
-    """Free blocks that are held for each of those on the device, which run so many tokens in the pass.
+@lean
+def blocks_held(case: Case, row: int, num_tokens_in_pass: int) -> int:
+    """Free blocks that are held for one on the device, which runs so many tokens in the pass.
 
-    No fewer than the pass takes.
+    No fewer than the pass takes: whatever a request lacks is among them, but not its drafts.
     """
-    stored = tokens_to_hold(requests, limits, policy)
-    # Whatever a request lacks is among them, but not its drafts.
-    if requests.whole.greatest["num_draft_tokens"] > 0:
-        stored = np.maximum(stored, requests.num_computed_tokens + num_tokens)
-    return new_blocks(requests, stored, limits.block_size)
+    in_pass = case.requests[NUM_COMPUTED_TOKENS, row] + num_tokens_in_pass
+    return new_blocks(case, row, max(tokens_to_hold(case, row, case.policy.admission), in_pass))
 
 
-def blocks_to_enter(requests: Requests, limits: ExecutorLimits, policy: Policy) -> IntArray:
-    """Free blocks that each takes up in all when it enters the running set, with those that are held for it.
+@lean
+def blocks_to_enter(case: Case, row: int, admission: int) -> int:
+    """Free blocks that it takes up in all when it enters the running set, with those that are held for it.
 
     A cached prefix that others hold is there already; the rest of it is among the free blocks and is used up.
     """
-    all_blocks: IntArray = np.maximum(
-        blocks_for(tokens_to_hold(requests, limits, policy), limits.block_size), requests.num_blocks
-    )
-    if requests.whole.greatest["num_shared_blocks"] == 0:
-        return all_blocks
-    # Swapped requests share nothing on the device.
-    to_take: IntArray = all_blocks - requests.num_shared_blocks * requests.having(RequestStatus.WAITING)
-    return to_take
+    stored = tokens_to_hold(case, row, admission)
+    blocks = max(blocks_for(stored, case.limits.block_size), case.requests[NUM_BLOCKS, row])
+    return blocks - _shared_blocks(case, row)
 
 
-def block_passes(requests: Requests, limits: ExecutorLimits, policy: Policy) -> IntArray:
-    """Blocks that each of a queue is expected to hold alone, added up over the passes until it is complete.
+@rule
+def _shared_blocks(case: Case, row: int) -> int:
+    """Blocks of one in the queue that others hold. Swapped requests share nothing on the device."""
+    return case.requests[NUM_SHARED_BLOCKS, row] if case.requests[STATUS, row] == RequestStatus.WAITING else 0
+
+
+@lean
+def block_passes(case: Case, row: int) -> int:
+    """Blocks that one in the queue is expected to hold alone, added up over the passes until it is complete.
 
     As if it ran in every pass and held all the time the mean of what its tokens fill now and at its end.
     """
-    outputs_left = expected_outputs_left(requests, limits)
-    num_passes = blocks_for(requests.num_lacking_tokens, policy.chunk_size_tokens) + outputs_left - 1
-    now = blocks_for(requests.num_tokens, limits.block_size)
-    at_end = blocks_for(requests.num_tokens + outputs_left - 1, limits.block_size)
-    alone = (now + at_end) // 2 - requests.num_shared_blocks * requests.having(RequestStatus.WAITING)
+    outputs_left, block_size = expected_outputs_left(case, row), case.limits.block_size
+    num_passes = blocks_for(num_lacking_tokens(case, row), case.policy.chunk_size_tokens) + outputs_left - 1
+    now = blocks_for(num_tokens(case, row), block_size)
+    at_end = blocks_for(num_tokens(case, row) + outputs_left - 1, block_size)
+    alone = (now + at_end) // 2 - _shared_blocks(case, row)
     # Beyond a million of either they make no difference, and the sums over a queue stay whole.
-    held: IntArray = np.minimum(num_passes, _MOST) * np.clip(alone, 0, _MOST)
-    return held
+    return min(num_passes, _MOST) * min(max(alone, 0), _MOST)
 
 
-def kept_free(
-    candidates: Requests, num_beside: IntArray | int, limits: ExecutorLimits, policy: Policy
-) -> IntArray | int:
-    """Blocks that stay free when each candidate enters beside so many others. Under RESERVE there is no need for any.
+@lean
+def kept_free(case: Case, row: int, num_beside: int) -> int:
+    """Blocks that stay free when it enters beside so many others. Under RESERVE there is no need for any.
 
     The watermark for everybody; and for one that was evicted before, a block of growth for each request that then runs,
     itself included. So whoever comes back runs until one of them has filled a whole block: nobody is thrown in and out
     of the device, whatever the watermark. Beside nobody: nothing, or one that needs all blocks would never start.
     """
-    if policy.admission is Admission.RESERVE:
+    if case.policy.admission == Admission.RESERVE or num_beside == 0:
         return 0
-    kept: IntArray | int = math.ceil(policy.watermark * limits.num_blocks)
-    if candidates.whole.anyone_ran_before:
-        kept = kept + candidates.ran_before * (num_beside + 1)
-    return kept * (num_beside > 0)
+    growth = num_beside + 1 if ran_before(case, row) else 0
+    return math.ceil(case.policy.watermark * case.limits.num_blocks) + growth

@@ -5,58 +5,51 @@
 - FAIR takes the queue tenant by tenant: see `fairness.py`.
 
 Row order never matters, since ids are unique. The queue may hold ten thousand requests and a plan admits a few, so a
-long queue is never sorted: the few are selected, and then sorted.
+long queue is never sorted: the few are selected (`sorting.first_in_order`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from scheduler_service.core.state import IntArray, Requests, rows_where
-
-# Sorting so few is faster than selecting from them.
-FEW = 64
-
-
-def in_order(requests: Requests) -> Requests:
-    """The same requests in the order of those that run."""
-    return requests if len(requests) < 2 else requests.take(positions_in_order(requests))
+from scheduler_service.core.case import ARRIVAL_TIME_US, ID, Case, ran_before
+from scheduler_service.core.compiled import compiled, rule
+from scheduler_service.core.rows import those_at
+from scheduler_service.core.sorting import places_in_order
+from scheduler_service.core.state import IntArray
 
 
-def positions_in_order(requests: Requests) -> IntArray:
-    """Which comes first, second, ... of those that run."""
-    if requests.rank is None:
-        return _positions_by(requests, ("arrival_time_us", "id"))
-    return _positions_by(requests, ("rank", "arrival_time_us", "id"))
+@compiled
+def in_order(rows: IntArray, case: Case) -> IntArray:
+    """The same rows in the order of those that run."""
+    return those_at(rows, order_of(rows, case))
 
 
-def first_in_queue(requests: Requests, count: int) -> Requests:
-    """The `count` first (all, if there are fewer), in the order of the queue. Sorts only the result."""
-    names = order_within_rank(requests)
-    if requests.rank is not None:
-        names = ("rank", *names)
-    if len(requests) > max(count, FEW):
-        requests = _least(requests, names, count)
-    return requests.take(_positions_by(requests, names)[:count])
+@compiled
+def order_of(rows: IntArray, case: Case) -> IntArray:
+    """Which of the rows comes first, second, ... of those that run."""
+    keys, rank, requests = np.empty((3, len(rows)), dtype=np.int64), case.rank, case.requests
+    for place in range(len(rows)):
+        keys[0, place] = rank[rows[place]]
+        keys[1, place] = requests[ARRIVAL_TIME_US, rows[place]]
+        keys[2, place] = requests[ID, rows[place]]
+    return places_in_order(keys)
 
 
-def order_within_rank(queued: Requests) -> tuple[str, ...]:
-    """The columns that a queue of one rank is ordered by, one after the other."""
-    names = ("arrival_time_us", "id")
-    return ("never_ran", *names) if queued.whole.anyone_ran_before else names
+@rule
+def comes_before_in_queue(case: Case, one: int, other: int) -> bool:
+    """Whether a row comes before another in the order of the queue."""
+    if case.rank[one] != case.rank[other]:
+        return case.rank[one] < case.rank[other]
+    return comes_before_within_rank(case, one, other)
 
 
-def _positions_by(requests: Requests, names: tuple[str, ...]) -> IntArray:
-    """Which comes first, second, ... by these columns, compared one after the other."""
-    return np.lexsort([getattr(requests, name) for name in reversed(names)])
-
-
-def _least(requests: Requests, names: tuple[str, ...], count: int) -> Requests:
-    """The `count` first by these columns, compared one after the other; in no order. 0 < count < len(requests)."""
-    key = getattr(requests, names[0])
-    bound = np.partition(key, count - 1)[count - 1]
-    before, tied = requests.take(rows_where(key < bound)), requests.take(rows_where(key == bound))
-    missing = count - len(before)
-    if missing < len(tied):
-        tied = _least(tied, names[1:], missing)
-    return before.beside(tied)
+@rule
+def comes_before_within_rank(case: Case, one: int, other: int) -> bool:
+    """The same of two whose rank is one."""
+    requests = case.requests
+    if ran_before(case, one) != ran_before(case, other):
+        return ran_before(case, one)
+    if requests[ARRIVAL_TIME_US, one] != requests[ARRIVAL_TIME_US, other]:
+        return requests[ARRIVAL_TIME_US, one] < requests[ARRIVAL_TIME_US, other]
+    return requests[ID, one] < requests[ID, other]

@@ -14,172 +14,255 @@ turns no more often than requests enter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.core.claims import Claims, Room, claims_of
-from scheduler_service.core.memory import blocks_for, blocks_to_enter, kept_free, new_blocks
-from scheduler_service.core.policy import Admission, HeadOfLine, Policy
-from scheduler_service.core.state import BoolArray, ExecutorState, IntArray, Requests
+from scheduler_service.core.case import (
+    ID,
+    TIMES_OVERTAKEN,
+    UNBOUNDED,
+    Case,
+    in_decode,
+    num_lacking_tokens,
+    num_tokens,
+    ran_before,
+)
+from scheduler_service.core.claims import Claims, Room, claims_of, less_room
+from scheduler_service.core.compiled import compiled, lean, rule
+from scheduler_service.core.memory import blocks_alone, blocks_for, blocks_to_enter, kept_free, new_blocks
+from scheduler_service.core.policy import Admission, HeadOfLine
+from scheduler_service.core.rows import count_up, joined, nowhere, those_at, those_where, zeros
+from scheduler_service.core.sorting import places_in_order
+from scheduler_service.core.state import BoolArray, IntArray
 from scheduler_service.core.work import expected_outputs_left, most_outputs_left
 
 # How far behind one that does not fit a plan looks for others that do.
 LOOK_AHEAD = 128
 
-
-class _Rule(Protocol):
-    """Who may pass. Rows are those of the candidates, ascending."""
-
-    def permits(self, rows: IntArray, fits: BoolArray) -> BoolArray:
-        """Which of `rows` may pass, if all before them that may do; `fits`: which of them fit at all."""
-
-    def after(self, passed: IntArray, blocked: IntArray) -> _Rule:
-        """The rule once these have passed, and these turned out not to fit."""
+_RESERVE = int(Admission.RESERVE)
 
 
-def pass_by(
-    candidates: Requests, head: int, claims: Claims, room: Room, executor: ExecutorState, policy: Policy
-) -> tuple[IntArray, IntArray]:
-    """Rows of `candidates` that pass the one at `head`, which does not fit, and their tokens. `claims`: of all."""
-    room = room.less(claims.first(head))
-    held_as, rule = policy, _patience(candidates, head, policy)
-    if policy.head_of_line is HeadOfLine.BACKFILL:
-        held_as = replace(policy, admission=Admission.RESERVE)
-        rule, room = _reservation(candidates, head, room, executor, policy)
-    rows = np.arange(head + 1, len(candidates))
-    passed, tokens = [rows[:0]], [rows[:0]]
-    while len(rows) > 0 and room.num_seqs > 0:
-        fits = _fits_alone(candidates.take(rows), room, executor, policy, held_as)
-        rule, permitted = rule.after(rows[:0], rows[~fits]), rule.permits(rows, fits)
-        rows = rows[permitted]
-        their = claims_of(candidates.take(rows), room, executor, policy, held_as)
-        count = their.num_fitting(room)
+class Passing(NamedTuple):
+    """Who passes, and their tokens."""
+
+    rows: IntArray
+    num_tokens: IntArray
+
+
+@compiled
+def pass_by(candidates: IntArray, claims: Claims, room: Room, case: Case) -> Passing:
+    """Who of `candidates` passes the first that does not fit. `claims`: of those before it, who enter the `room`."""
+    head = len(claims.num_tokens)
+    room = less_room(room, candidates[:head], claims, case)
+    admission, patience, reservation = case.policy.admission, _patience(candidates, head, case), _NO_RESERVATION
+    backfills = case.policy.head_of_line == HeadOfLine.BACKFILL
+    if backfills:
+        admission = _RESERVE
+        reservation = _reservation(candidates, head, room, case)
+        room = _with_blocks(room, room.num_blocks - reservation.num_blocks_meanwhile)
+    places = count_up(len(candidates))[head + 1 :]
+    passed, num_tokens_passed = places[:0], places[:0]
+    while len(places) > 0 and room.num_seqs > 0:
+        fits = _fit_alone(those_at(candidates, places), room, case, admission)
+        if backfills:
+            may_pass = _do_not_delay(those_at(candidates, places), fits, reservation, case)
+        else:
+            may_pass = _do_not_try(patience, places, fits)
+        places = those_where(places, may_pass, True)
+        rows = those_at(candidates, places)
+        theirs = claims_of(rows, room, case, admission)
+        count = len(theirs.num_tokens)
         if count == 0:
             break
-        room = room.less(their.first(count))
-        rule = rule.after(rows[:count], rows[:0])
-        passed.append(rows[:count])
-        tokens.append(their.num_tokens[:count])
-        rows = rows[count:]
-    return np.concatenate(passed), np.concatenate(tokens)
+        room = less_room(room, rows[:count], theirs, case)
+        if backfills:
+            reservation = _less_spare(reservation, rows[:count], case)
+        else:
+            _count_passed(patience, count)
+        passed = joined(passed, rows[:count])
+        num_tokens_passed = joined(num_tokens_passed, theirs.num_tokens)
+        places = places[count:]
+    return Passing(passed, num_tokens_passed)
 
 
-def _fits_alone(behind: Requests, room: Room, executor: ExecutorState, policy: Policy, held_as: Policy) -> BoolArray:
+@compiled
+def _fit_alone(rows: IntArray, room: Room, case: Case, admission: int) -> BoolArray:
     """Which of them would fit if no other of them entered."""
-    limits, left, in_decode = executor.limits, room.tokens, behind.in_decode
-    num_tokens = np.where(in_decode, left.num_decode_tokens, left.num_prefill_tokens)
-    need = blocks_to_enter(behind, limits, held_as)
-    kept = kept_free(behind, len(room.on_device), limits, policy)
-    fits: BoolArray = (need <= room.num_blocks - kept) & (num_tokens > 0)
-    return fits if room.num_prefills is None or room.num_prefills > 0 else fits & in_decode
+    fits = nowhere(len(rows))
+    for place in range(len(rows)):
+        row = rows[place]
+        decodes = in_decode(case, row)
+        left = room.tokens.num_decode_tokens if decodes else room.tokens.num_prefill_tokens
+        num_blocks = room.num_blocks - kept_free(case, row, len(room.on_device))
+        has_slot = decodes or room.num_prefills > 0
+        fits[place] = left > 0 and has_slot and blocks_to_enter(case, row, admission) <= num_blocks
+    return fits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Patience:
+class _Patience(NamedTuple):
     """SKIP. `left`: how often each candidate may still be overtaken; no bound for those that nobody has passed yet."""
 
     left: IntArray
-    patience: IntArray
-
-    def permits(self, rows: IntArray, fits: BoolArray) -> BoolArray:
-        left = self.left.copy()
-        left[rows[~fits]] = self.patience[rows[~fits]]
-        permitted: BoolArray = fits & (np.cumsum(fits) <= np.minimum.accumulate(left)[rows])
-        return permitted
-
-    def after(self, passed: IntArray, blocked: IntArray) -> _Patience:
-        left = self.left.copy()
-        left[blocked] = self.patience[blocked]
-        # Each that passes counts for all that are out of the running by now, were it only behind some of them.
-        left[left < _UNBOUNDED] -= len(passed)
-        return replace(self, left=left)
+    at_first: IntArray
 
 
-_UNBOUNDED = np.iinfo(np.int64).max // 2
+@compiled
+def _patience(candidates: IntArray, head: int, case: Case) -> _Patience:
+    at_first, left = zeros(len(candidates)), zeros(len(candidates))
+    for place in range(len(candidates)):
+        times = case.requests[TIMES_OVERTAKEN, candidates[place]]
+        at_first[place], left[place] = max(case.policy.max_times_overtaken - times, 0), UNBOUNDED
+    left[head] = at_first[head]
+    return _Patience(left, at_first)
 
 
-def _patience(candidates: Requests, head: int, policy: Policy) -> _Rule:
-    patience = np.maximum(policy.max_times_overtaken - candidates.times_overtaken, 0)
-    left = np.full(len(candidates), _UNBOUNDED)
-    left[head] = patience[head]
-    return _Patience(left=left, patience=patience)
+@compiled
+def _do_not_try(patience: _Patience, places: IntArray, fits: BoolArray) -> BoolArray:
+    """Which of those at `places` may pass, if all before them that may do; those that do not fit may be passed now."""
+    may_pass = nowhere(len(fits))
+    for index in range(len(places)):
+        if not fits[index]:
+            patience.left[places[index]] = patience.at_first[places[index]]
+    least, place, num_passing = UNBOUNDED, 0, 0
+    for index in range(len(places)):
+        while place <= places[index]:
+            least = min(least, patience.left[place])
+            place += 1
+        num_passing += fits[index]
+        may_pass[index] = fits[index] and num_passing <= least
+    return may_pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Reservation:
-    """BACKFILL. `in_time`: which candidates end before the head starts; `num_blocks`: what each of them may become.
+@lean
+def _count_passed(patience: _Patience, count: int) -> None:
+    """Each that passes counts for all that are out of the running by now, were it only behind some of them."""
+    for place in range(len(patience.left)):
+        if patience.left[place] < UNBOUNDED:
+            patience.left[place] -= count
+
+
+class _Reservation(NamedTuple):
+    """BACKFILL. `start`: passes until the head starts. `growth`: blocks that who stays beside it takes more, each.
 
     `spare_blocks`, `spare_seqs`: what others may still have when the head has started.
+    `num_blocks_meanwhile`: those that those on the device grow into while others pass.
     """
 
-    in_time: BoolArray
-    num_blocks: IntArray
+    start: int
+    growth: int
     spare_blocks: int
     spare_seqs: int
-
-    def permits(self, rows: IntArray, fits: BoolArray) -> BoolArray:
-        stays = fits & ~self.in_time[rows]
-        beside_head = np.cumsum(self.num_blocks[rows] * stays) <= self.spare_blocks
-        beside_head &= np.cumsum(stays) <= self.spare_seqs
-        permitted: BoolArray = fits & (~stays | beside_head)
-        return permitted
-
-    def after(self, passed: IntArray, blocked: IntArray) -> _Reservation:
-        stays = passed[~self.in_time[passed]]
-        return replace(
-            self,
-            spare_blocks=self.spare_blocks - int(self.num_blocks[stays].sum()),
-            spare_seqs=self.spare_seqs - len(stays),
-        )
+    num_blocks_meanwhile: int
 
 
-def _reservation(
-    candidates: Requests, head: int, room: Room, executor: ExecutorState, policy: Policy
-) -> tuple[_Rule, Room]:
-    """When the head of the line starts, and what is spare then; and the room that others may have until then."""
-    limits, on_device = executor.limits, room.on_device
-    first = candidates.take(np.array([head]))
-    outputs_left = expected_outputs_left(on_device, limits)
-    passes = _passes(on_device, outputs_left, policy)
-    soonest = np.lexsort((on_device.id, passes))
-    freed = (on_device.num_blocks - on_device.num_shared_blocks + room.held)[soonest]
-    # free[k], seqs[k]: what is there beside the head once the k soonest have ended.
-    num_beside = np.arange(len(on_device), -1, -1)
-    free = room.num_blocks + np.append(0, np.cumsum(freed)) - int(blocks_to_enter(first, limits, policy)[0])
-    seqs = room.num_seqs + np.arange(len(on_device) + 1) - 1
-    starts = (free >= kept_free(first, num_beside, limits, policy)) & (seqs >= 0)
-    k = int(starts.argmax())
-    start = int(passes[soonest[k - 1]]) if k > 0 else 0
-    lasts = _passes(candidates, most_outputs_left(candidates, limits), policy)
-    in_time = lasts <= start
-    grows = _growth(room, start, executor)
-    # Those that go on may have grown until then, and one that is still beside the head makes it keep blocks free.
-    kept = int(np.max(kept_free(first, max(int(num_beside[k]), 1), limits, policy)))
-    spare = min(int(free[k]) - kept - int(grows[soonest[k:]].sum()), room.num_blocks - int(grows.sum()))
-    reserved = blocks_to_enter(candidates, limits, replace(policy, admission=Admission.RESERVE))
-    rule = _Reservation(
-        in_time=in_time,
-        num_blocks=reserved + first.ran_before[0],
-        # If others hold so much that the head does not start even then, nothing is spare.
-        spare_blocks=spare if starts[k] else -1,
-        spare_seqs=int(seqs[k]) if starts[k] else 0,
+_NO_RESERVATION = _Reservation(0, 0, 0, 0, 0)
+
+
+@compiled
+def _do_not_delay(rows: IntArray, fits: BoolArray, reservation: _Reservation, case: Case) -> BoolArray:
+    """Which of the rows may pass, if all before them that may do: who ends in time, or finds spare room."""
+    may_pass, num_blocks, num_seqs = fits.copy(), 0, 0
+    for place in range(len(rows)):
+        if fits[place] and not _ends_in_time(case, rows[place], reservation.start):
+            num_blocks += blocks_to_enter(case, rows[place], _RESERVE) + reservation.growth
+            num_seqs += 1
+            may_pass[place] = num_blocks <= reservation.spare_blocks and num_seqs <= reservation.spare_seqs
+    return may_pass
+
+
+@lean
+def _less_spare(reservation: _Reservation, passed: IntArray, case: Case) -> _Reservation:
+    num_blocks, num_seqs = 0, 0
+    for row in passed:
+        if not _ends_in_time(case, row, reservation.start):
+            num_blocks += blocks_to_enter(case, row, _RESERVE) + reservation.growth
+            num_seqs += 1
+    return _Reservation(
+        reservation.start,
+        reservation.growth,
+        reservation.spare_blocks - num_blocks,
+        reservation.spare_seqs - num_seqs,
+        reservation.num_blocks_meanwhile,
     )
-    # Whoever is evicted stands before the head when it comes back. So nobody takes the blocks that others grow into.
-    meanwhile = _growth(room, int((lasts * in_time)[head + 1 :].max(initial=0)), executor)
-    return rule, room._replace(num_blocks=room.num_blocks - int(meanwhile.sum()))
 
 
-def _growth(room: Room, num_passes: int, executor: ExecutorState) -> IntArray:
-    """Blocks that each on the device is expected to take within so many passes, beside those held for it."""
-    limits, requests = executor.limits, room.on_device
-    num_outputs = np.minimum(expected_outputs_left(requests, limits), num_passes)
-    stored = np.maximum(requests.num_tokens + num_outputs - 1, 0)
-    growth: IntArray = np.maximum(new_blocks(requests, stored, limits.block_size) - room.held, 0)
+@rule
+def _ends_in_time(case: Case, row: int, start: int) -> bool:
+    return _passes(case, row, most_outputs_left(case, row)) <= start
+
+
+@compiled
+def _reservation(candidates: IntArray, head: int, room: Room, case: Case) -> _Reservation:
+    """When the head of the line starts, and what is spare then."""
+    first = candidates[head]
+    needed, num_left, place = blocks_to_enter(case, first, case.policy.admission), len(room.on_device), 0
+    soonest = _soonest_first(room.on_device, case)
+    start, free, seqs = 0, room.num_blocks - needed, room.num_seqs - 1
+    while place < len(soonest) and (free < kept_free(case, first, num_left) or seqs < 0):
+        row = room.on_device[soonest[place]]
+        start = _passes(case, row, expected_outputs_left(case, row))
+        free += blocks_alone(case, row) + room.held[soonest[place]]
+        seqs += 1
+        num_left -= 1
+        place += 1
+    starts = free >= kept_free(case, first, num_left) and seqs >= 0
+    if not starts:
+        # Others hold so much that it does not start even then: nothing is spare, and nobody can tell when it starts.
+        start = 0
+    growth_beside_head = 0
+    for index in range(place, len(soonest)):
+        growth_beside_head += _growth(room, soonest[index], start, case)
+    lasts = 0
+    for index in range(head + 1, len(candidates)):
+        if _ends_in_time(case, candidates[index], start):
+            lasts = max(lasts, _passes(case, candidates[index], most_outputs_left(case, candidates[index])))
+    # Those that go on may have grown until then, and one that is still beside the head makes it keep blocks free.
+    spare = free - kept_free(case, first, max(num_left, 1)) - growth_beside_head
+    return _Reservation(
+        start,
+        1 if ran_before(case, first) else 0,
+        min(spare, room.num_blocks - _growth_of_all(room, start, case)) if starts else -1,
+        seqs if starts else 0,
+        # Whoever is evicted stands before the head when it comes back: nobody takes the blocks that others grow into.
+        _growth_of_all(room, lasts, case),
+    )
+
+
+@compiled
+def _soonest_first(on_device: IntArray, case: Case) -> IntArray:
+    """Which of those on the device is expected to end first, second, ...; of two that end together, by id."""
+    keys = np.empty((2, len(on_device)), dtype=np.int64)
+    for place in range(len(on_device)):
+        row = on_device[place]
+        keys[0, place] = _passes(case, row, expected_outputs_left(case, row))
+        keys[1, place] = case.requests[ID, row]
+    return places_in_order(keys)
+
+
+@lean
+def _growth_of_all(room: Room, num_passes: int, case: Case) -> int:
+    growth = 0
+    for place in range(len(room.on_device)):
+        growth += _growth(room, place, num_passes, case)
     return growth
 
 
-def _passes(requests: Requests, num_outputs: IntArray, policy: Policy) -> IntArray:
-    """Passes until each has so many more output tokens, if it runs in every one."""
-    return blocks_for(requests.num_lacking_tokens, policy.chunk_size_tokens) + num_outputs - 1
+@rule
+def _growth(room: Room, place: int, num_passes: int, case: Case) -> int:
+    """Blocks that one on the device is expected to take within so many passes, beside those held for it."""
+    row = room.on_device[place]
+    num_outputs = min(expected_outputs_left(case, row), num_passes)
+    stored = max(num_tokens(case, row) + num_outputs - 1, 0)
+    return max(new_blocks(case, row, stored) - room.held[place], 0)
+
+
+@rule
+def _passes(case: Case, row: int, num_outputs: int) -> int:
+    """Passes until it has so many more output tokens, if it runs in every one."""
+    return blocks_for(num_lacking_tokens(case, row), case.policy.chunk_size_tokens) + num_outputs - 1
+
+
+@compiled
+def _with_blocks(room: Room, num_blocks: int) -> Room:
+    return Room(room.on_device, room.held, num_blocks, room.num_seqs, room.num_prefills, room.tokens, room.ran_out)

@@ -17,16 +17,21 @@ Ties go to the executor with the least id. The order of requests and executors i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_service.core.case import Case, case_of, is_on_device, num_tokens
+from scheduler_service.core.compiled import entry
 from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.latency import estimated_wait_us
 from scheduler_service.core.memory import blocks_for
-from scheduler_service.core.state import BoolArray, ClusterState, ExecutorState, IntArray, Requests, RequestStatus
+from scheduler_service.core.policy import Policy
+from scheduler_service.core.rows import nowhere, zeros
+from scheduler_service.core.state import BoolArray, ClusterState, ExecutorLimits, ExecutorState, IntArray, Requests
 from scheduler_service.core.work import expected_outputs_left, tokens_to_compute
 
 
@@ -76,7 +81,7 @@ def place(
         assignments[row] = Assignment(
             id=int(requests.id[row]),
             executor_id=ledger.executors[chosen].executor_id,
-            estimated_wait_us=ledger.wait_us(chosen),
+            estimated_wait_us=ledger.wait_of_next_us(chosen),
         )
         ledger.book(chosen, int(added[chosen]))
     return tuple(assignments)
@@ -110,18 +115,24 @@ class _Ledger:
     executors: Sequence[ExecutorState]
     open: BoolArray
     load: IntArray
+    wait_us: IntArray
+    num_on_device: IntArray
     num_waiting: IntArray
     most_waiting: IntArray
 
     @classmethod
     def of(cls, executors: Sequence[ExecutorState], excluded: frozenset[str]) -> _Ledger:
         closed = [executor.draining or executor.executor_id in excluded for executor in executors]
-        waiting = [_num_waiting(executor.requests) for executor in executors]
-        most = [_most_waiting(executor) for executor in executors]
+        loads = [load_of_each(_case(executor)) for executor in executors]
+        num_on_device = [load.num_on_device for load in loads]
+        waiting = [len(load.load) - load.num_on_device for load in loads]
+        most = [_most_waiting(executor.limits, on) for executor, on in zip(executors, num_on_device, strict=True)]
         return cls(
             executors=executors,
             open=~np.array(closed, dtype=np.bool_),
-            load=np.array([int(_load(e.requests, e).sum()) for e in executors], dtype=np.int64),
+            load=np.array([int(load.load.sum()) for load in loads], dtype=np.int64),
+            wait_us=np.array([load.wait_us for load in loads], dtype=np.int64),
+            num_on_device=np.array(num_on_device, dtype=np.int64),
             num_waiting=np.array(waiting, dtype=np.int64),
             most_waiting=np.array(most, dtype=np.int64),
         )
@@ -135,67 +146,84 @@ class _Ledger:
         self.load[index] += load
         self.num_waiting[index] += 1
 
-    def wait_us(self, index: int) -> int:
+    def wait_of_next_us(self, index: int) -> int:
         """Until one that is placed there runs: none where there is a place in the running set."""
-        executor = self.executors[index]
-        if _num_on_device(executor.requests) + int(self.num_waiting[index]) < executor.limits.max_num_seqs:
-            return 0
-        return estimated_wait_us(executor.requests, executor)
+        is_full = self.num_on_device[index] + self.num_waiting[index] >= self.executors[index].limits.max_num_seqs
+        return int(self.wait_us[index]) if is_full else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fits:
-    """The requests as each executor sees them. `ever`: [num_requests, num_executors], which it can hold at all."""
+    """The requests as each executor sees them. [num_requests, num_executors]
 
-    executors: Sequence[ExecutorState]
+    `ever`: which it can hold at all; `loads`: what each adds to its load. `budgets`: tokens of a pass of each.
+    """
+
     requests: Requests
     ever: BoolArray
     too_long: BoolArray
+    loads: IntArray
+    budgets: IntArray
 
     @classmethod
     def of(cls, executors: Sequence[ExecutorState], requests: Requests) -> _Fits:
         longest = requests.num_prompt_tokens + np.maximum(requests.max_output_tokens, 1)
         shape = (len(requests), len(executors))
         in_blocks, in_model = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+        loads = np.zeros(shape, dtype=np.int64)
         for index, executor in enumerate(executors):
             limits = executor.limits
             in_blocks[:, index] = longest - 1 <= limits.num_blocks * limits.block_size
             in_model[:, index] = longest <= limits.max_model_len
-        return cls(executors=executors, requests=requests, ever=in_blocks & in_model, too_long=~in_model)
+            loads[:, index] = load_of_each(_case(replace(executor, requests=requests))).load
+        budgets = np.array([executor.limits.max_num_batched_tokens for executor in executors], dtype=np.int64)
+        return cls(requests=requests, ever=in_blocks & in_model, too_long=~in_model, loads=loads, budgets=budgets)
 
     def load(self, row: int, num_cached_tokens: IntArray | None) -> IntArray:
         """What the request adds to the load of each executor."""
-        request = self.requests.take(np.array([row]))
-        loads = np.array([int(_load(request, executor)[0]) for executor in self.executors], dtype=np.int64)
-        if num_cached_tokens is not None:
-            budgets = np.array([executor.limits.max_num_batched_tokens for executor in self.executors])
-            loads -= 1000 * np.minimum(num_cached_tokens, request.num_prompt_tokens[0] - 1) // budgets
-        return loads
+        if num_cached_tokens is None:
+            return self.loads[row]
+        saved = 1000 * np.minimum(num_cached_tokens, self.requests.num_prompt_tokens[row] - 1) // self.budgets
+        return self.loads[row] - saved
 
 
-def _load(requests: Requests, executor: ExecutorState) -> IntArray:
-    """What each request is to an executor, in thousandths of what that can do at a time."""
-    limits = executor.limits
-    work = tokens_to_compute(requests, limits)
-    num_blocks = blocks_for(requests.num_tokens + expected_outputs_left(requests, limits) - 1, limits.block_size)
-    load: IntArray = 1000 * work // limits.max_num_batched_tokens
-    return load + 1000 * num_blocks // limits.num_blocks + 1000 // limits.max_num_seqs
+class Load(NamedTuple):
+    """What requests are to an executor, each in thousandths of what it can do at a time; and all of them together.
+
+    `wait_us`: until one that stands behind them all runs.
+    """
+
+    load: IntArray
+    num_on_device: int
+    wait_us: int
 
 
-def _num_waiting(requests: Requests) -> int:
-    return int(np.count_nonzero(requests.having(RequestStatus.WAITING) | requests.having(RequestStatus.SWAPPED)))
+@entry
+def load_of_each(case: Case) -> Load:
+    """The load of the requests of a case."""
+    limits, load, everyone, num_on_device = case.limits, zeros(len(case.rank)), nowhere(len(case.rank)), 0
+    for row in range(len(load)):
+        everyone[row] = True
+        num_on_device += is_on_device(case, row)
+        num_blocks = blocks_for(num_tokens(case, row) + expected_outputs_left(case, row) - 1, limits.block_size)
+        load[row] = 1000 * tokens_to_compute(case, row) // limits.max_num_batched_tokens
+        load[row] += 1000 * num_blocks // limits.num_blocks + 1000 // limits.max_num_seqs
+    return Load(load, num_on_device, estimated_wait_us(everyone, case))
 
 
-def _most_waiting(executor: ExecutorState) -> int:
-    """How many its queue may hold. Those that find a place in the running set wait for nothing."""
-    limit = executor.limits.max_num_waiting
-    if limit is None:
+def _case(executor: ExecutorState) -> Case:
+    # No load depends on the policy.
+    return case_of(executor, _ANY_POLICY)
+
+
+_ANY_POLICY = Policy()
+
+
+def _most_waiting(limits: ExecutorLimits, num_on_device: int) -> int:
+    """How many the queue of an executor may hold. Those that find a place in the running set wait for nothing."""
+    if limits.max_num_waiting is None:
         return int(np.iinfo(np.int64).max)
-    return limit + max(executor.limits.max_num_seqs - _num_on_device(executor.requests), 0)
-
-
-def _num_on_device(requests: Requests) -> int:
-    return len(requests) - _num_waiting(requests)
+    return limits.max_num_waiting + max(limits.max_num_seqs - num_on_device, 0)
 
 
 def _why(fits: _Fits, ledger: _Ledger, row: int) -> Reason:

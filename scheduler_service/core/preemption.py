@@ -11,94 +11,106 @@ pass in which blocks ran out nobody enters, so nobody leaves for anyone.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from scheduler_service.core.admission import Entering, enter
+from scheduler_service.core.case import PRIORITY, UNBOUNDED, Case
 from scheduler_service.core.claims import Room, room_beside
+from scheduler_service.core.compiled import compiled, lean
 from scheduler_service.core.composition import share_tokens
 from scheduler_service.core.eviction import RunningSet, without
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.memory import blocks_to_enter, kept_free
-from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorState, IntArray, Requests, length_of_prefix, rows_where
-from scheduler_service.core.victims import freed_blocks, in_order_of_staying, is_protected
+from scheduler_service.core.memory import blocks_alone, blocks_to_enter, kept_free
+from scheduler_service.core.rows import mark, nowhere, those_at, those_where, zeros
+from scheduler_service.core.sorting import places_in_order
+from scheduler_service.core.state import IntArray
+from scheduler_service.core.victims import in_order_of_staying, is_protected
+
+_FOR_PRIORITY = int(Reason.EVICTED_FOR_PRIORITY)
 
 
+@compiled
 def make_way(
-    stay: RunningSet,
-    candidates: Requests,
-    room: Room,
-    entering: Entering,
-    executor: ExecutorState,
-    policy: Policy,
+    stay: RunningSet, candidates: IntArray, room: Room, entering: Entering, case: Case
 ) -> tuple[RunningSet, Entering]:
     """Who stays and who enters, once those have left that the head of the queue outranks and needs to go.
 
     `entering`: who of `candidates` enters the `room` there is beside all of `stay`; returned as it is if nobody leaves.
     """
-    short = entering.shortfall
-    if short is None or short.reason not in (Reason.WAITING_FOR_BLOCKS, Reason.WAITING_FOR_SEQS):
+    missing = entering.missing.reason
+    if missing != Reason.WAITING_FOR_BLOCKS and missing != Reason.WAITING_FOR_SEQS:
         return stay, entering
     head = entering.num_in_turn
-    before, waiting = candidates.first(head), candidates.take(np.arange(head, len(candidates)))
-    victims = _outranked(stay.kept, waiting, executor, policy)
+    waiting = candidates[head:]
+    victims = _outranked(stay.kept, waiting[0], case)
     if len(victims) == 0:
         return stay, entering
-    num_blocks = room.num_blocks - int(blocks_to_enter(before, executor.limits, policy).sum())
-    num_victims, num_more = _fewest(stay, victims, waiting, num_blocks, room.num_seqs - head, executor, policy)
-    if num_victims == 0:
+    num_blocks = room.num_blocks
+    for row in candidates[:head]:
+        num_blocks -= blocks_to_enter(case, row, case.policy.admission)
+    fewest = _fewest(stay, victims, waiting, num_blocks, room.num_seqs - head, case)
+    if fewest.num_leaving == 0:
         return stay, entering
-    smaller = _without(stay.kept, np.sort(victims[:num_victims]), executor, policy)
-    then = enter(candidates, room_beside(smaller, executor, policy), executor, policy)
-    if then.num_in_turn < head + num_more:
+    leaves = nowhere(len(stay.kept))
+    mark(leaves, victims[: fewest.num_leaving], True)
+    num_tokens = share_tokens(those_where(stay.kept, leaves, False), case)
+    smaller = without(stay.kept, leaves, num_tokens, _FOR_PRIORITY, case, False)
+    then = enter(candidates, room_beside(smaller, case), case)
+    if then.num_in_turn < head + fewest.num_entering:
         return stay, entering
     return smaller, then
 
 
-def _without(running: Requests, leaving: IntArray, executor: ExecutorState, policy: Policy) -> RunningSet:
-    stays = np.ones(len(running), dtype=np.bool_)
-    stays[leaving] = False
-    num_tokens = share_tokens(running.take(rows_where(stays)), executor, policy)
-    return without(running, leaving, num_tokens, executor, policy, Reason.EVICTED_FOR_PRIORITY)
+@compiled
+def _outranked(running: IntArray, first: int, case: Case) -> IntArray:
+    """Places of those that run whom the first that waits outranks, the first victim first."""
+    victims, count = zeros(len(running)), 0
+    staying = in_order_of_staying(running, case)
+    for index in range(len(staying) - 1, -1, -1):
+        row = running[staying[index]]
+        is_less_important = case.requests[PRIORITY, row] < case.requests[PRIORITY, first]
+        if is_less_important and case.rank[row] > case.rank[first] and not is_protected(case, row):
+            victims[count] = staying[index]
+            count += 1
+    priority = np.empty((1, count), dtype=np.int64)
+    for index in range(count):
+        priority[0, index] = case.requests[PRIORITY, running[victims[index]]]
+    return those_at(victims, places_in_order(priority))
 
 
-def _outranked(running: Requests, waiting: Requests, executor: ExecutorState, policy: Policy) -> IntArray:
-    """Rows of those that the first of `waiting` outranks, the first victim first."""
-    assert running.rank is not None
-    assert waiting.rank is not None
-    outranked = (running.priority < waiting.priority[0]) & (running.rank > waiting.rank[0])
-    outranked &= ~is_protected(running, policy)
-    last_first = in_order_of_staying(running, executor.limits.block_size, policy)[::-1]
-    last_first = last_first[outranked[last_first]]
-    least_first: IntArray = last_first[np.argsort(running.priority[last_first], kind="stable")]
-    return least_first
+class _Fewest(NamedTuple):
+    """How many leave, the first victims, and how many enter for it."""
+
+    num_leaving: int
+    num_entering: int
 
 
+@lean
 def _fewest(
-    stay: RunningSet,
-    victims: IntArray,
-    waiting: Requests,
-    num_blocks: int,
-    num_seqs: int,
-    executor: ExecutorState,
-    policy: Policy,
-) -> tuple[int, int]:
+    stay: RunningSet, victims: IntArray, waiting: IntArray, num_blocks: int, num_seqs: int, case: Case
+) -> _Fewest:
     """How many of `victims` leave, and how many of `waiting` enter for it: as many as outrank all whom they need to go.
 
     `num_blocks`, `num_seqs`: what there is for them already.
     """
-    limits, leaving = executor.limits, stay.kept.take(victims)
-    assert leaving.rank is not None
-    assert waiting.rank is not None
-    freed = np.cumsum(freed_blocks(leaving) + stay.held[victims])
-    num_before = np.arange(len(waiting))
-    need = np.cumsum(blocks_to_enter(waiting, limits, policy))
-    need += kept_free(waiting, limits.max_num_seqs - num_seqs + num_before, limits, policy)
-    for_blocks = np.where(need > num_blocks, 1 + np.searchsorted(freed, need - num_blocks), 0)
-    needed = np.maximum.accumulate(np.maximum(for_blocks, np.maximum(1 + num_before - num_seqs, 0)))
-    last = np.clip(needed, 1, len(victims)) - 1
-    outranks = np.maximum.accumulate(leaving.priority)[last] < waiting.priority
-    outranks &= np.minimum.accumulate(leaving.rank)[last] > waiting.rank
-    may = (needed == 0) | (outranks & (needed <= len(victims)))
-    num_entering = length_of_prefix(may)
-    return (int(needed[num_entering - 1]), num_entering) if num_entering > 0 else (0, 0)
+    fewest = _Fewest(0, 0)
+    need, freed, count, most_priority, least_rank = 0, 0, 0, -UNBOUNDED, case.rank[waiting[0]]
+    for place in range(len(waiting)):
+        row = waiting[place]
+        need += blocks_to_enter(case, row, case.policy.admission)
+        kept = kept_free(case, row, case.limits.max_num_seqs - num_seqs + place)
+        while freed < need + kept - num_blocks or count < 1 + place - num_seqs:
+            if count == len(victims):
+                return fewest
+            leaving = stay.kept[victims[count]]
+            freed += blocks_alone(case, leaving) + stay.held[victims[count]]
+            most_priority = max(most_priority, case.requests[PRIORITY, leaving])
+            least_rank = case.rank[leaving] if count == 0 else min(least_rank, case.rank[leaving])
+            count += 1
+        outranks = most_priority < case.requests[PRIORITY, row] and least_rank > case.rank[row]
+        if count > 0 and not outranks:
+            return fewest
+        fewest = _Fewest(count, place + 1)
+    return fewest

@@ -15,76 +15,79 @@ ever: the order of two requests does not turn around while they wait, and nobody
 much later. A running request keeps what it gained, or the next arrival would throw out again whom waiting let in.
 
 Every figure is worked out from its own row (and its tenant) with operations that are exact or correctly rounded, so
-that neither the order of the rows nor the processor matters.
+that neither the order of the rows nor the processor matters. Those that are no whole numbers are kept as whole numbers
+of the same order, `ordinal` has them, so that all ranks are compared alike.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from scheduler_service.core.policy import Ordering, Policy
-from scheduler_service.core.state import (
-    ExecutorState,
-    IntArray,
-    RankArray,
-    Requests,
-    Tenant,
-)
+from scheduler_service.core.case import ARRIVAL_TIME_US, DEADLINE_US, PRIORITY, TENANT, Case, is_on_device
+from scheduler_service.core.compiled import compiled, rule
+from scheduler_service.core.policy import Ordering
+from scheduler_service.core.state import FloatArray
 from scheduler_service.core.work import tokens_to_compute
 
-_MOST = np.iinfo(np.int64).max
+_MOST = 2**63 - 1
+_FARTHEST = _MOST // 2
 
 
-def ranked(executor: ExecutorState, policy: Policy) -> Requests:
-    """The executor's requests with the rank that the policy gives each."""
-    if policy.ordering is Ordering.FIFO:
-        return executor.requests
-    return executor.requests.ranked_by(_rank(executor, policy))
+@compiled
+def rank_requests(case: Case) -> None:
+    """Write the rank of each request."""
+    ordering, rank, requests = case.policy.ordering, case.rank, case.requests
+    if ordering == Ordering.SHORTEST_JOB_FIRST:
+        for row in range(len(rank)):
+            levels_waited = float(requests[ARRIVAL_TIME_US, row]) / float(case.policy.aging_us)
+            rank[row] = ordinal(log2_interpolated(tokens_to_compute(case, row)) + levels_waited)
+    elif ordering == Ordering.PRIORITY:
+        for row in range(len(rank)):
+            # The farthest times that a column holds leave room for the farthest priorities.
+            arrival_time = min(max(requests[ARRIVAL_TIME_US, row], -_FARTHEST), _FARTHEST)
+            rank[row] = arrival_time // case.policy.aging_us - requests[PRIORITY, row]
+    elif ordering == Ordering.EARLIEST_DEADLINE_FIRST:
+        for row in range(len(rank)):
+            deadline = requests[DEADLINE_US, row]
+            rank[row] = deadline if deadline > 0 else _MOST
+    elif ordering == Ordering.FAIR:
+        counters = tenant_counters(case)
+        for row in range(len(rank)):
+            rank[row] = ordinal(counters[requests[TENANT, row]])
 
 
-def aging_us(policy: Policy) -> int:
-    """Microseconds of waiting that are worth one level."""
-    return round(min(max(policy.aging_seconds * 1e6, 1.0), 2.0**62))
+@rule
+def log2_interpolated(value: int) -> float:
+    """The binary logarithm, straight between powers of two: as exact as halving, where `log2` differs by processor.
 
-
-def _rank(executor: ExecutorState, policy: Policy) -> RankArray:
-    requests = executor.requests
-    match policy.ordering:
-        case Ordering.SHORTEST_JOB_FIRST:
-            work = tokens_to_compute(requests, executor.limits)
-            by_work: RankArray = log2_interpolated(work) + requests.arrival_time_us / aging_us(policy)
-            return by_work
-        case Ordering.PRIORITY:
-            arrival_time, farthest = requests.arrival_time_us, _MOST // 2
-            if requests.least["arrival_time_us"] < -farthest or requests.greatest["arrival_time_us"] > farthest:
-                # Halved, the farthest times that a column holds leave room for the farthest priorities.
-                arrival_time = np.clip(arrival_time, -farthest, farthest)
-            by_level: RankArray = arrival_time // aging_us(policy) - requests.priority
-            return by_level
-        case Ordering.EARLIEST_DEADLINE_FIRST:
-            return np.where(requests.deadline_us > 0, requests.deadline_us, _MOST)
-        case _:
-            return tenant_counters(executor)[requests.tenant]
-
-
-def log2_interpolated(values: IntArray) -> RankArray:
-    """The binary logarithm, straight between powers of two: as exact as halving, where `np.log2` differs by processor.
-
-    values >= 1.
+    value >= 1.
     """
-    # A float64 holds its exponent, 1023 added to it, above the 52 bits of how far it is on the way to the next power.
-    bits = values.astype(np.float64).view(np.int64)
-    logarithm: RankArray = bits * 2.0**-52
-    logarithm -= 1023
-    return logarithm
+    mantissa, exponent = math.frexp(float(value))
+    return exponent + 2.0 * mantissa - 2.0
 
 
-def tenant_counters(executor: ExecutorState) -> RankArray:
+@rule
+def ordinal(value: float) -> int:
+    """A whole number for each float, in the same order: the bits of a positive one, and of a negative one turned."""
+    bits = int(np.float64(value + 0.0).view(np.int64))  # 0 is added since there is a negative one, which is no other
+    return bits if bits >= 0 else bits ^ _MOST
+
+
+@compiled
+def tenant_counters(case: Case) -> FloatArray:
     """Virtual token counter of each tenant: [num_tenants]."""
-    tenants = executor.tenants or (Tenant(name=""),)
-    counters = np.array([tenant.service / tenant.weight for tenant in tenants])
-    of_active = counters[executor.requests.on_device.tenant]
-    if len(of_active) > 0:
-        least = of_active.min()
-        counters = np.where(counters < least, np.nextafter(least, -np.inf), counters)
+    counters = np.empty(len(case.weight))
+    for tenant in range(len(counters)):
+        counters[tenant] = case.service[tenant] / case.weight[tenant]
+    least, is_anyone_active = math.inf, False
+    for row in range(len(case.rank)):
+        if is_on_device(case, row):
+            least = min(least, counters[case.requests[TENANT, row]])
+            is_anyone_active = True
+    if is_anyone_active:
+        for tenant in range(len(counters)):
+            if counters[tenant] < least:
+                counters[tenant] = np.nextafter(least, -math.inf)
     return counters

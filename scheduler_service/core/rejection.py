@@ -10,127 +10,120 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.core.executor_plan import NO_REJECTIONS, Reason, Rejections
+from scheduler_service.core.case import (
+    DEADLINE_US,
+    ID,
+    MAX_OUTPUT_TOKENS,
+    NUM_OUTPUT_TOKENS,
+    NUM_PROMPT_TOKENS,
+    Case,
+    is_on_device,
+    num_tokens,
+    ran_before,
+)
+from scheduler_service.core.compiled import compiled, rule
+from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.latency import time_alone_us
 from scheduler_service.core.memory import blocks_for
-from scheduler_service.core.ordering import in_order
-from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import (
-    BoolArray,
-    ExecutorLimits,
-    ExecutorState,
-    IntArray,
-    Requests,
-    RequestStatus,
-    rows_where,
-)
+from scheduler_service.core.ordering import order_of
+from scheduler_service.core.rows import joined, nowhere, places_where, zeros
+from scheduler_service.core.state import IntArray
 
-_NONE: IntArray = np.zeros(0, dtype=np.int64)
+# Not turned away.
+NOT_REJECTED = 0
 
 
-def _none() -> IntArray:
-    return _NONE
+class Rejected(NamedTuple):
+    """Rows that are turned away, each once, and columns of `Rejections` beside them; of equal length."""
+
+    rows: IntArray
+    reason: IntArray
+    needed: IntArray
+    available: IntArray
+    estimated_wait_us: IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rejected:
-    """Rows that are turned away, with their reasons and figures; of equal length."""
-
-    rows: IntArray = field(default_factory=_none)
-    reason: IntArray = field(default_factory=_none)
-    needed: IntArray = field(default_factory=_none)
-    available: IntArray = field(default_factory=_none)
-    estimated_wait_us: IntArray = field(default_factory=_none)
-
-    def beside(self, others: Rejected) -> Rejected:
-        """Both; the rows of the two are different ones."""
-        if len(self.rows) == 0 or len(others.rows) == 0:
-            return self if len(others.rows) == 0 else others
-        return Rejected(
-            **{name: np.concatenate((getattr(self, name), getattr(others, name))) for name in self.__slots__}
-        )
-
-    def table(self, ranked: Requests) -> Rejections:
-        """As a list of the plan, in order."""
-        if len(self.rows) == 0:
-            return NO_REJECTIONS
-        position = np.argsort(self.rows)
-        order = position[np.searchsorted(self.rows[position], in_order(ranked.of(self.rows)).rows)]
-        columns = {name: getattr(self, name)[order] for name in self.__slots__ if name != "rows"}
-        return Rejections(id=ranked.id[self.rows[order]], **columns)
+@compiled
+def room_for(rows: IntArray) -> Rejected:
+    """These rows, the figures to be filled in."""
+    count = len(rows)
+    return Rejected(rows, zeros(count), zeros(count), zeros(count), zeros(count))
 
 
-NOBODY = Rejected()
-
-
-def hopeless(ranked: Requests, executor: ExecutorState, policy: Policy) -> Rejected:
+@compiled
+def hopeless(case: Case) -> Rejected:
     """Those in the queue that can never run, and those that would be late."""
-    rejected = _never_fitting(ranked, executor)
-    if policy.reject_missed_deadlines:
-        late = _late(ranked, executor, policy)
-        known = np.isin(late.rows, rejected.rows, invert=True)
-        rejected = rejected.beside(Rejected(**{name: getattr(late, name)[known] for name in late.__slots__}))
+    is_hopeless = nowhere(len(case.rank))
+    for row in range(len(is_hopeless)):
+        is_hopeless[row] = _why(case, row) != NOT_REJECTED
+    rows = places_where(is_hopeless)
+    rejected = room_for(rows)
+    for place in range(len(rows)):
+        row = rows[place]
+        reason = _why(case, row)
+        rejected.reason[place] = reason
+        if reason == Reason.REJECTED_EXCEEDS_BLOCKS:
+            rejected.needed[place] = blocks_for(_length_asked(case, row) - 1, case.limits.block_size)
+            rejected.available[place] = case.limits.num_blocks
+        elif reason == Reason.REJECTED_EXCEEDS_MODEL_LEN:
+            rejected.needed[place] = _length_asked(case, row)
+            rejected.available[place] = case.limits.max_model_len
+        else:
+            rejected.needed[place] = time_alone_us(case, row)
+            rejected.available[place] = max(case.requests[DEADLINE_US, row] - case.now_us, 0)
     return rejected
 
 
-def _never_fitting(requests: Requests, executor: ExecutorState) -> Rejected:
-    limits = executor.limits
-    # t - 1 tokens take more than all blocks exactly if t - 1 > num_blocks * block_size: no division over the queue.
-    most = min(limits.num_blocks * limits.block_size + 1, limits.max_model_len)
-    greatest = requests.whole.greatest
-    if greatest["num_prompt_tokens"] + max(greatest["max_output_tokens"], greatest["num_output_tokens"] + 1) <= most:
-        return NOBODY
-    rows = rows_where(_longest(requests) > most)
-    if len(rows) > 0:
-        suspects = requests.take(rows)
-        rows = rows[_in_queue(suspects) & (_length_asked(suspects) > most)]
-    return _too_large(requests.take(rows), rows, limits) if len(rows) > 0 else NOBODY
+@rule
+def _why(case: Case, row: int) -> int:
+    if is_on_device(case, row):
+        return NOT_REJECTED
+    length, deadline_us = _length_asked(case, row), case.requests[DEADLINE_US, row]
+    if length - 1 > case.limits.num_blocks * case.limits.block_size:
+        return Reason.REJECTED_EXCEEDS_BLOCKS
+    if length > case.limits.max_model_len:
+        return Reason.REJECTED_EXCEEDS_MODEL_LEN
+    if case.policy.reject_missed_deadlines and deadline_us > 0:
+        return Reason.REJECTED_DEADLINE if time_alone_us(case, row) > deadline_us - case.now_us else NOT_REJECTED
+    return NOT_REJECTED
 
 
-def _too_large(rejected: Requests, rows: IntArray, limits: ExecutorLimits) -> Rejected:
-    length = _length_asked(rejected)
-    blocks = blocks_for(length - 1, limits.block_size)
-    exceeds_blocks = blocks > limits.num_blocks
-    return Rejected(
-        rows=rows,
-        reason=np.where(exceeds_blocks, int(Reason.REJECTED_EXCEEDS_BLOCKS), int(Reason.REJECTED_EXCEEDS_MODEL_LEN)),
-        needed=np.where(exceeds_blocks, blocks, length),
-        available=np.where(exceeds_blocks, limits.num_blocks, limits.max_model_len),
-        estimated_wait_us=np.zeros_like(length),
-    )
-
-
-def _late(requests: Requests, executor: ExecutorState, policy: Policy) -> Rejected:
-    rows = rows_where((requests.deadline_us > 0) & _in_queue(requests))
-    left_us = requests.deadline_us[rows] - executor.now_us
-    needed_us = time_alone_us(requests.take(rows), executor, policy)
-    late = rows_where(needed_us > left_us)
-    return Rejected(
-        rows=rows[late],
-        reason=np.full(len(late), int(Reason.REJECTED_DEADLINE)),
-        needed=needed_us[late],
-        available=np.maximum(left_us[late], 0),
-        estimated_wait_us=np.zeros(len(late), dtype=np.int64),
-    )
-
-
-def _in_queue(requests: Requests) -> BoolArray:
-    in_queue: BoolArray = requests.having(RequestStatus.WAITING) | requests.having(RequestStatus.SWAPPED)
-    return in_queue
-
-
-def _longest(requests: Requests) -> IntArray:
-    """Prompt and all output that each may have; at least the token that it computes next."""
-    longest: IntArray = requests.num_prompt_tokens + np.maximum(
-        requests.max_output_tokens, requests.num_output_tokens + 1
-    )
-    return longest
-
-
-def _length_asked(requests: Requests) -> IntArray:
+@rule
+def _length_asked(case: Case, row: int) -> int:
     """The length that must fit: all of it for one that never ran, the next token for one that did."""
-    return np.where(requests.ran_before, requests.num_tokens + 1, _longest(requests))
+    requests = case.requests
+    if ran_before(case, row):
+        return num_tokens(case, row) + 1
+    num_outputs = max(requests[MAX_OUTPUT_TOKENS, row], requests[NUM_OUTPUT_TOKENS, row] + 1)
+    return requests[NUM_PROMPT_TOKENS, row] + num_outputs
+
+
+@compiled
+def beside(rejected: Rejected, others: Rejected) -> Rejected:
+    """Both; the rows of the two are different ones."""
+    return Rejected(
+        joined(rejected.rows, others.rows),
+        joined(rejected.reason, others.reason),
+        joined(rejected.needed, others.needed),
+        joined(rejected.available, others.available),
+        joined(rejected.estimated_wait_us, others.estimated_wait_us),
+    )
+
+
+@compiled
+def rejections(rejected: Rejected, case: Case) -> IntArray:
+    """The list of the plan, in order: the columns of `Rejections`, one below the other."""
+    table = np.empty((5, len(rejected.rows)), dtype=np.int64)
+    order = order_of(rejected.rows, case)
+    for place in range(len(order)):
+        which = order[place]
+        table[0, place] = case.requests[ID, rejected.rows[which]]
+        table[1, place] = rejected.reason[which]
+        table[2, place] = rejected.needed[which]
+        table[3, place] = rejected.available[which]
+        table[4, place] = rejected.estimated_wait_us[which]
+    return table

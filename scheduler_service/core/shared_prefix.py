@@ -17,85 +17,81 @@ those off that share 32 uncached tokens with another in its queue (in-batch pref
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scheduler_service.core.policy import Ordering, Policy
-from scheduler_service.core.state import NO_ROWS, BoolArray, IntArray, Requests, RequestStatus, rows_where
+from scheduler_service.core.case import ARRIVAL_TIME_US, ID, NEXT_BLOCK_HASH, STATUS, TENANT, Case, ran_before
+from scheduler_service.core.compiled import compiled, rule
+from scheduler_service.core.policy import Ordering
+from scheduler_service.core.rows import nowhere, those_at, those_where, zeros
+from scheduler_service.core.sorting import places_in_order
+from scheduler_service.core.state import IntArray, RequestStatus
 
 
 class Held(NamedTuple):
     """Who is held, with the ids of those that compute for them or will first; `others`: the rest of the queue."""
 
-    requests: Requests
+    rows: IntArray
     behind_id: IntArray
-    others: Requests
+    others: IntArray
 
 
-def held_back(queued: Requests, running: Requests, num_tokens: IntArray, policy: Policy) -> Held:
-    """Who of the queue is held. `queued`: in no order; `running`: in order, with the tokens of each."""
-    nobody = Held(requests=queued.of(NO_ROWS), behind_id=NO_ROWS, others=queued)
-    if not policy.hold_for_shared_prefix:
-        return nobody
-    computing = running.take(rows_where((num_tokens > 0) & (running.next_block_hash != 0)))
-    lacked = _lacked_by_several(np.concatenate((queued.next_block_hash, computing.next_block_hash)))
-    positions = rows_where(_among(queued.next_block_hash, lacked))
-    if len(positions) == 0:
-        return nobody
-    waiting = queued.take(positions)
-    block = np.searchsorted(lacked, waiting.next_block_hash)
-    behind_id = _first_in_queue(waiting, block, policy)
-    if len(computing) > 0:
-        computed_by = np.zeros(len(lacked), dtype=np.int64)
-        # The first in order computes for all, so it is written last.
-        of_several = computing.take(rows_where(_among(computing.next_block_hash, lacked))[::-1])
-        computed_by[np.searchsorted(lacked, of_several.next_block_hash)] = of_several.id
-        behind_id = np.where(computed_by[block] > 0, computed_by[block], behind_id)
-    is_held = (behind_id != waiting.id) & waiting.having(RequestStatus.WAITING)
-    goes_on = np.ones(len(queued), dtype=np.bool_)
-    goes_on[positions[is_held]] = False
-    return Held(
-        requests=waiting.take(rows_where(is_held)),
-        behind_id=behind_id[is_held],
-        others=queued.take(rows_where(goes_on)),
-    )
+@compiled
+def held_back(queue: IntArray, running: IntArray, num_tokens: IntArray, case: Case) -> Held:
+    """Who of the queue is held. `queue`: in no order; `running`: with the tokens of each."""
+    nobody = zeros(0)
+    if not case.policy.hold_for_shared_prefix:
+        return Held(nobody, nobody, queue)
+    behind_id, lacking, count = zeros(len(case.rank)), zeros(len(queue) + len(running)), 0
+    for row in queue:
+        if case.requests[NEXT_BLOCK_HASH, row] != 0:
+            lacking[count] = row
+            count += 1
+    for place in range(len(running)):
+        if num_tokens[place] > 0 and case.requests[NEXT_BLOCK_HASH, running[place]] != 0:
+            lacking[count] = running[place]
+            count += 1
+    first = -1
+    for row in _in_order_of_computing(lacking[:count], case):
+        if first < 0 or not _computes_for(case, first, row):
+            first = row
+        elif case.requests[STATUS, row] == RequestStatus.WAITING:
+            behind_id[row] = case.requests[ID, first]
+    is_held = nowhere(len(queue))
+    for place in range(len(queue)):
+        is_held[place] = behind_id[queue[place]] > 0
+    held = those_where(queue, is_held, True)
+    return Held(held, those_at(behind_id, held), those_where(queue, is_held, False))
 
 
-def _lacked_by_several(hashes: IntArray) -> IntArray:
-    """Hashes that are there more than once, each once, ascending; 0 is none."""
-    ascending = np.sort(hashes)
-    again: IntArray = ascending[1:][(ascending[1:] == ascending[:-1]) & (ascending[1:] != 0)]
-    return again[rows_where(np.append(True, again[1:] != again[:-1]))] if len(again) > 0 else again
+@compiled
+def _in_order_of_computing(rows: IntArray, case: Case) -> IntArray:
+    """Those that lack one block side by side: first who runs, in order; then the queue, under FAIR tenant by tenant."""
+    keys = np.empty((7, len(rows)), dtype=np.int64)
+    for place in range(len(rows)):
+        row = rows[place]
+        waits = not _runs(case, row)
+        keys[0, place] = case.requests[NEXT_BLOCK_HASH, row]
+        keys[1, place] = waits
+        keys[2, place] = case.requests[TENANT, row] if waits and case.policy.ordering == Ordering.FAIR else 0
+        keys[3, place] = case.rank[row]
+        keys[4, place] = waits and not ran_before(case, row)
+        keys[5, place] = case.requests[ARRIVAL_TIME_US, row]
+        keys[6, place] = case.requests[ID, row]
+    return those_at(rows, places_in_order(keys))
 
 
-def _among(values: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of `values` are in a list that ascends."""
-    if len(ascending) == 0:
-        return np.zeros(len(values), dtype=np.bool_)
-    place = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    among: BoolArray = ascending[place] == values
-    return among
+@rule
+def _computes_for(case: Case, one: int, other: int) -> bool:
+    """Whether one computes the block that another lacks."""
+    requests = case.requests
+    if requests[NEXT_BLOCK_HASH, one] != requests[NEXT_BLOCK_HASH, other]:
+        return False
+    alike = case.policy.ordering != Ordering.FAIR or requests[TENANT, one] == requests[TENANT, other]
+    return alike or _runs(case, one)
 
 
-def _first_in_queue(waiting: Requests, block: IntArray, policy: Policy) -> IntArray:
-    """The id of the first in the order of the queue that lacks the same block as each (under FAIR, of its tenant).
-
-    Found key by key, each of which leaves fewer that are level: nothing is sorted.
-    """
-    group = block
-    if policy.ordering is Ordering.FAIR:
-        group = np.unique(block * (waiting.tenant.max() + 1) + waiting.tenant, return_inverse=True)[1]
-    never_ran = (~waiting.ran_before).astype(np.int64)
-    keys: list[NDArray[Any]] = [never_ran, waiting.arrival_time_us, waiting.id]
-    if waiting.rank is not None:
-        keys.insert(0, waiting.rank)
-    level = np.arange(len(waiting))
-    for key in keys:
-        least = np.full(int(group.max()) + 1, key.max())
-        np.minimum.at(least, group[level], key[level])
-        level = level[key[level] == least[group[level]]]
-    first = np.empty(int(group.max()) + 1, dtype=np.int64)
-    first[group[level]] = waiting.id[level]
-    return first[group]
+@rule
+def _runs(case: Case, row: int) -> bool:
+    return case.requests[STATUS, row] == RequestStatus.RUNNING

@@ -1,6 +1,7 @@
 """What a decision is made from: the columns of a cluster state.
 
     ClusterState
+    ├── tenants: Tenants
     └── executors: ExecutorState
         ├── limits: ExecutorLimits
         ├── latency: LatencyModel
@@ -17,18 +18,17 @@ A state is valid when `validate.py` says so; the rest of the core relies on that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-_Value = TypeVar("_Value")
-RankArray = NDArray[Any]  # int64 or float64
 
 
 class RequestStatus(IntEnum):
@@ -40,57 +40,46 @@ class RequestStatus(IntEnum):
     LOADING = 4
 
 
-_SWAPPED, _LOADING = int(RequestStatus.SWAPPED), int(RequestStatus.LOADING)
+COLUMN_NAMES = (
+    "id",
+    "status",
+    "arrival_time_us",
+    "priority",
+    "tenant",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_computed_tokens",
+    "max_output_tokens",
+    "expected_output_tokens",
+    "num_draft_tokens",
+    "deadline_us",
+    "num_blocks",
+    "num_shared_blocks",
+    "num_preemptions",
+    "last_run_iteration",
+    "times_overtaken",
+    "next_block_hash",
+)
 
 
 class _Column:
-    """One column of requests that were taken from a table, looked up there when it is first read."""
+    """One column of a table: a row of its matrix."""
 
     def __set_name__(self, owner: type[Requests], name: str) -> None:
-        self.name = name
+        self.index = COLUMN_NAMES.index(name)
 
     def __get__(self, requests: Requests, owner: type[Requests]) -> IntArray:
-        column: IntArray = getattr(requests.whole, self.name)[requests.rows]
-        # Found there before this descriptor from now on.
-        requests.__dict__[self.name] = column
+        column: IntArray = requests.matrix[self.index]
         return column
 
 
-class _Derived(Generic[_Value]):
-    """What follows from the columns of `Requests`: worked out once for the whole table, when it is first asked for.
-
-    `functools.cached_property` does nearly the same, and takes a lock each time.
-    """
-
-    def __init__(self, work_out: Callable[[Requests], _Value]) -> None:
-        self.work_out = work_out
-        self.name = work_out.__name__
-        self.__doc__ = work_out.__doc__
-
-    def __get__(self, requests: Requests, owner: type[Requests]) -> _Value:
-        whole = requests.__dict__.get("whole")
-        value: _Value = self.work_out(requests) if whole is None else getattr(whole, self.name)[requests.rows]
-        requests.__dict__[self.name] = value
-        return value
-
-
-class _Whole:
-    """The table that requests are rows of: themselves, unless they were taken from one.
-
-    A table does not hold itself, or its memory would be free only when cycles are looked for.
-    """
-
-    def __get__(self, requests: Requests, owner: type[Requests]) -> Requests:
-        return requests
-
-
 class Requests:
-    """A request table, or some of its rows in any order.
+    """A request table: one matrix, int64 [num_columns, num_requests].
 
-    The columns are those of `RequestTable` in state.proto, where each is described. A whole table is one matrix, int64
-    [num_columns, num_requests]. What is taken from it are row numbers, so that taking costs next to nothing: columns
-    are looked up in the `whole` when they are read, and so is what follows from them, which is worked out once for all.
+    The columns are those of `RequestTable` in state.proto, where each is described.
     """
+
+    __slots__ = ("matrix",)
 
     id = _Column()
     status = _Column()
@@ -111,13 +100,8 @@ class Requests:
     times_overtaken = _Column()
     next_block_hash = _Column()
 
-    whole = _Whole()
-
-    def __init__(self, matrix: IntArray, rank: RankArray | None = None) -> None:
-        self.matrix = matrix
-        self.rank = rank
-        # The columns are the rows of the matrix.
-        self.__dict__.update(zip(COLUMN_NAMES, matrix, strict=True))
+    def __init__(self, matrix: IntArray) -> None:
+        self.matrix = np.ascontiguousarray(matrix)
 
     @classmethod
     def from_columns(cls, num_requests: int, columns: Mapping[str, Any]) -> Requests:
@@ -128,151 +112,10 @@ class Requests:
         return cls(matrix)
 
     def __len__(self) -> int:
-        rows = self.__dict__.get("rows")
-        return int(self.matrix.shape[1]) if rows is None else len(rows)
-
-    @_Derived
-    def rows(self) -> IntArray:
-        """The numbers of the rows in the whole table."""
-        return np.arange(self.matrix.shape[1])
-
-    def ranked_by(self, rank: RankArray) -> Requests:
-        """This table with a rank."""
-        ranked = Requests.__new__(Requests)
-        # Neither the columns nor what follows from them depends on the rank.
-        ranked.__dict__ = {**self.__dict__, "rank": rank}
-        return ranked
-
-    def of(self, rows: IntArray) -> Requests:
-        """These rows of the whole table, in this order."""
-        whole, selection = self.whole, Requests.__new__(Requests)
-        selection.whole = whole
-        selection.rows = rows
-        if whole.rank is None:
-            selection.rank = None
-        return selection
-
-    def take(self, positions: IntArray) -> Requests:
-        """Those at these positions, in this order."""
-        return self.of(self.rows[positions])
-
-    def first(self, count: int) -> Requests:
-        """The first `count`."""
-        return self.of(self.rows[:count])
-
-    def beside(self, others: Requests) -> Requests:
-        """These, then the others."""
-        return self.of(np.concatenate((self.rows, others.rows)))
-
-    def having(self, status: RequestStatus) -> BoolArray:
-        """Which requests stand there."""
-        # NumPy asks an enum for half a dozen attributes before it takes it for a number.
-        mask: BoolArray = self.status == int(status)
-        return mask
-
-    @_Derived
-    def rank(self) -> RankArray | None:
-        """What the policy orders by, the least first (see `rank.py`); None: all are alike, or nobody ranked yet."""
-        return None
-
-    @_Derived
-    def least(self) -> Mapping[str, int]:
-        """Of a whole table: the least value of each column; 0 where there are no rows."""
-        return self._by_column(np.minimum)
-
-    @_Derived
-    def greatest(self) -> Mapping[str, int]:
-        """Of a whole table: the greatest value of each column; 0 where there are no rows."""
-        return self._by_column(np.maximum)
-
-    def _by_column(self, extreme: np.ufunc) -> Mapping[str, int]:
-        if self.matrix.size == 0:
-            return dict.fromkeys(COLUMN_NAMES, 0)
-        return dict(zip(COLUMN_NAMES, extreme.reduce(self.matrix, axis=1).tolist(), strict=True))
-
-    @property
-    def running(self) -> Requests:
-        """Of a whole table: those that run, in no order."""
-        return self.of(self._running)
-
-    @property
-    def loading(self) -> Requests:
-        """Of a whole table: those that load, in no order."""
-        return self.of(rows_where(self.having(RequestStatus.LOADING)) if self.anyone_loads else NO_ROWS)
-
-    @property
-    def on_device(self) -> Requests:
-        """Of a whole table: those that run or load, in no order."""
-        return self.running.beside(self.loading) if self.anyone_loads else self.running
-
-    @property
-    def queued(self) -> Requests:
-        """Of a whole table: those that wait or are swapped, in no order."""
-        is_queued = self.having(RequestStatus.WAITING)
-        return self.of(rows_where(is_queued | self.having(RequestStatus.SWAPPED) if self.anyone_swapped else is_queued))
-
-    @_Derived
-    def _running(self) -> IntArray:
-        return rows_where(self.having(RequestStatus.RUNNING))
-
-    @_Derived
-    def anyone_loads(self) -> bool:
-        """Of a whole table: whether anyone loads."""
-        return self.greatest["status"] == _LOADING
-
-    @_Derived
-    def anyone_swapped(self) -> bool:
-        """Of a whole table: whether anyone may be swapped."""
-        return self.greatest["status"] >= _SWAPPED
-
-    @_Derived
-    def anyone_ran_before(self) -> bool:
-        """Of a whole table: whether any of those that wait or are swapped may have run before."""
-        return self.anyone_swapped or self.greatest["num_preemptions"] > 0
-
-    @_Derived
-    def num_tokens(self) -> IntArray:
-        """Prompt and output tokens: what is stored once the next token is computed."""
-        return self.num_prompt_tokens + self.num_output_tokens
-
-    @_Derived
-    def num_lacking_tokens(self) -> IntArray:
-        """Tokens to compute before the next one is sampled, >= 1."""
-        return self.num_tokens - self.num_computed_tokens
-
-    @_Derived
-    def ran_before(self) -> BoolArray:
-        """Which of those that wait or are swapped have run before."""
-        before: BoolArray = self.having(RequestStatus.SWAPPED) | (self.num_preemptions > 0)
-        return before
-
-    @_Derived
-    def never_ran(self) -> BoolArray:
-        """Which of those that wait or are swapped have not run before."""
-        return ~self.ran_before
-
-    @_Derived
-    def in_decode(self) -> BoolArray:
-        """Whose newest token is the only one that they lack."""
-        in_decode: BoolArray = np.logical_and(self.num_output_tokens, self.num_lacking_tokens == 1)
-        return in_decode
+        return self.matrix.shape[1]
 
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
-
-
-def length_of_prefix(mask: BoolArray) -> int:
-    """How many of the first are all true."""
-    first_false = int(mask.argmin()) if len(mask) > 0 else 0
-    return len(mask) if len(mask) > 0 and mask[first_false] else first_false
-
-
-def rows_where(mask: BoolArray) -> IntArray:
-    """The rows that a mask selects, ascending."""
-    return mask.nonzero()[0]
-
-
-COLUMN_NAMES = tuple(name for name, value in vars(Requests).items() if isinstance(value, _Column))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +152,46 @@ class Tenant:
     service: float = 0.0
 
 
+class Tenants:
+    """A table of tenants: `names`, and beside them `weight` and `service`, each [num_tenants]."""
+
+    __slots__ = ("names", "service", "weight")
+
+    def __init__(self, names: tuple[str, ...], weight: FloatArray, service: FloatArray) -> None:
+        self.names = names
+        self.weight = weight
+        self.service = service
+
+    @classmethod
+    def of(cls, *tenants: Tenant) -> Tenants:
+        """A table of these."""
+        return cls(
+            tuple(tenant.name for tenant in tenants),
+            np.array([tenant.weight for tenant in tenants], dtype=np.float64),
+            np.array([tenant.service for tenant in tenants], dtype=np.float64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Tenant:
+        return Tenant(name=self.names[index], weight=float(self.weight[index]), service=float(self.service[index]))
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return map(self.__getitem__, range(len(self)))
+
+
+NO_TENANTS = Tenants.of()
+# Whom all requests belong to where no tenants are named.
+NOBODY_NAMED = Tenants.of(Tenant(name=""))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorState:
     """One executor just before the pass to be planned: all that its plan may depend on.
 
     `now_us` and `tenants` are those of the cluster, the same in each of its executors. `latency` None: unknown.
-    `requests`: a whole table. No tenants: one unnamed tenant of weight 1.
+    No tenants: one unnamed tenant of weight 1.
     """
 
     executor_id: str
@@ -325,7 +202,7 @@ class ExecutorState:
     num_free_swap_blocks: int = 0
     latency: LatencyModel | None = None
     requests: Requests
-    tenants: tuple[Tenant, ...] = ()
+    tenants: Tenants = NO_TENANTS
     draining: bool = False
 
 
@@ -335,4 +212,4 @@ class ClusterState:
 
     now_us: int
     executors: tuple[ExecutorState, ...]
-    tenants: tuple[Tenant, ...] = field(default=())
+    tenants: Tenants = field(default=NO_TENANTS)

@@ -8,68 +8,79 @@ counted. With a limit of 0 only those stay that start at once.
 
 from __future__ import annotations
 
-import numpy as np
-
+from scheduler_service.core.case import NUM_PREEMPTIONS, STATUS, TENANT, UNBOUNDED, Case, is_on_device
+from scheduler_service.core.compiled import compiled
 from scheduler_service.core.executor_plan import Reason
 from scheduler_service.core.latency import estimated_wait_us
 from scheduler_service.core.ordering import in_order
-from scheduler_service.core.policy import Policy
-from scheduler_service.core.rejection import NOBODY, Rejected
-from scheduler_service.core.state import BoolArray, ExecutorState, IntArray, Requests, RequestStatus, rows_where
+from scheduler_service.core.rejection import Rejected, beside, room_for
+from scheduler_service.core.rows import mark, nowhere, places_where, zeros
+from scheduler_service.core.state import BoolArray, IntArray, RequestStatus
 
 
-def over_limit(
-    ranked: Requests, rejected: Rejected, entering: Requests, executor: ExecutorState, policy: Policy
-) -> Rejected:
-    """Those that are turned away because too many wait. `rejected`: those that are turned away anyhow."""
-    limit, of_tenant = policy.max_num_waiting, policy.max_num_waiting_per_tenant
-    if limit is None:
-        limit = executor.limits.max_num_waiting
-    if limit is None and of_tenant is None:
-        return NOBODY
-    waiting = _waits_on(ranked, rejected, entering)
-    over = NOBODY
-    if of_tenant is not None:
-        rows = _last_of_tenants(ranked, rows_where(waiting), of_tenant)
-        waiting[rows] = False
-        over = _turned_away(rows, Reason.REJECTED_TENANT_QUEUE_FULL, of_tenant, ranked, waiting, executor)
-    if limit is not None and int(np.count_nonzero(waiting)) > limit:
-        rows = in_order(ranked.of(rows_where(waiting))).rows[limit:]
-        waiting[rows] = False
-        over = over.beside(_turned_away(rows, Reason.REJECTED_QUEUE_FULL, limit, ranked, waiting, executor))
-    return over
+@compiled
+def with_those_over_limit(rejected: Rejected, entering: IntArray, case: Case) -> Rejected:
+    """Those that are turned away anyhow, and beside them those that are because too many wait."""
+    limit, of_tenant = case.policy.max_num_waiting, case.policy.max_num_waiting_per_tenant
+    if limit == UNBOUNDED:
+        limit = case.limits.max_num_waiting
+    if limit == UNBOUNDED and of_tenant == UNBOUNDED:
+        return rejected
+    waits = _waits_on(rejected, entering, case)
+    if of_tenant != UNBOUNDED:
+        rows = _last_of_tenants(waits, of_tenant, case)
+        if len(rows) > 0:
+            rejected = beside(rejected, _turned_away(rows, Reason.REJECTED_TENANT_QUEUE_FULL, of_tenant, waits, case))
+    rows = places_where(waits)
+    if len(rows) > limit:
+        rows = in_order(rows, case)[limit:]
+        rejected = beside(rejected, _turned_away(rows, Reason.REJECTED_QUEUE_FULL, limit, waits, case))
+    return rejected
 
 
-def _waits_on(ranked: Requests, rejected: Rejected, entering: Requests) -> BoolArray:
+@compiled
+def _waits_on(rejected: Rejected, entering: IntArray, case: Case) -> BoolArray:
     """Which never ran, and neither enter nor are turned away."""
-    waiting: BoolArray = ranked.having(RequestStatus.WAITING) & (ranked.num_preemptions == 0)
-    waiting[rejected.rows] = False
-    waiting[entering.rows] = False
-    return waiting
+    waits = nowhere(len(case.rank))
+    for row in range(len(waits)):
+        never_ran = case.requests[NUM_PREEMPTIONS, row] == 0
+        waits[row] = never_ran and case.requests[STATUS, row] == RequestStatus.WAITING
+    mark(waits, rejected.rows, False)
+    mark(waits, entering, False)
+    return waits
 
 
-def _last_of_tenants(ranked: Requests, rows: IntArray, limit: int) -> IntArray:
-    """Those of `rows` before whom `limit` of the same tenant stand."""
-    crowded = np.bincount(ranked.tenant[rows]) > limit
-    rows = in_order(ranked.of(rows[crowded[ranked.tenant[rows]]])).rows
-    tenant = ranked.tenant[rows]
-    by_tenant = np.argsort(tenant, kind="stable")
-    first_of_tenant = np.searchsorted(tenant[by_tenant], tenant[by_tenant])
-    return rows[by_tenant[np.arange(len(rows)) - first_of_tenant >= limit]]
+@compiled
+def _last_of_tenants(waits: BoolArray, limit: int, case: Case) -> IntArray:
+    """Those that wait behind `limit` of the same tenant."""
+    tenant, num_of_tenant = case.requests[TENANT], zeros(len(case.weight))
+    for row in range(len(waits)):
+        if waits[row]:
+            num_of_tenant[tenant[row]] += 1
+    is_crowded = nowhere(len(waits))
+    for row in range(len(waits)):
+        is_crowded[row] = waits[row] and num_of_tenant[tenant[row]] > limit
+    num_before = zeros(len(num_of_tenant))
+    is_last = nowhere(len(waits))
+    for row in in_order(places_where(is_crowded), case):
+        is_last[row] = num_before[tenant[row]] >= limit
+        num_before[tenant[row]] += 1
+    return places_where(is_last)
 
 
-def _turned_away(
-    rows: IntArray, reason: Reason, limit: int, ranked: Requests, waiting: BoolArray, executor: ExecutorState
-) -> Rejected:
-    if len(rows) == 0:
-        return NOBODY
-    on_device = ranked.having(RequestStatus.RUNNING) | ranked.having(RequestStatus.LOADING)
-    wait_us = estimated_wait_us(ranked.take(rows_where(waiting | on_device)), executor)
-    return Rejected(
-        rows=rows,
-        reason=np.full(len(rows), int(reason)),
-        # A place each, of those that the limit gives to all.
-        needed=np.ones(len(rows), dtype=np.int64),
-        available=np.full(len(rows), limit),
-        estimated_wait_us=np.full(len(rows), wait_us),
-    )
+@compiled
+def _turned_away(rows: IntArray, reason: int, limit: int, waits: BoolArray, case: Case) -> Rejected:
+    """These rows, which do not wait from now on."""
+    mark(waits, rows, False)
+    is_ahead = nowhere(len(waits))
+    for row in range(len(is_ahead)):
+        is_ahead[row] = waits[row] or is_on_device(case, row)
+    wait_us = estimated_wait_us(is_ahead, case)
+    rejected = room_for(rows)
+    for place in range(len(rows)):
+        rejected.reason[place] = reason
+        # A place, of those that the limit gives to all.
+        rejected.needed[place] = 1
+        rejected.available[place] = limit
+        rejected.estimated_wait_us[place] = wait_us
+    return rejected

@@ -1,38 +1,38 @@
 """Whether a state is one that can be planned: ranges, duplicates, and figures that contradict each other.
 
 The first fault found is raised as a `StateError` with the path of the field, the row where there is one, and the value
-there. All checks are over whole columns; a row is looked for only once something is wrong. What passes here can be
-planned: no later step raises for anything that a caller sent.
+there: field by field as `_Check` lists them, and of one field the first row. What passes here can be planned: no later
+step raises for anything that a caller sent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_service.core import case as columns
+from scheduler_service.core.compiled import compiled, entry, rule
 from scheduler_service.core.errors import ErrorReason, StateError
+from scheduler_service.core.rows import zeros
+from scheduler_service.core.sorting import places_in_order
 from scheduler_service.core.state import (
     COLUMN_NAMES,
-    BoolArray,
     ClusterState,
     ExecutorLimits,
     ExecutorState,
+    FloatArray,
     IntArray,
     LatencyModel,
     Requests,
     RequestStatus,
-    Tenant,
+    Tenants,
 )
 
 MAX_EXECUTOR_ID_BYTES = 256
-
-# Least value of each column that does not take any.
-_LEAST = dict.fromkeys(COLUMN_NAMES, 0) | {"id": 1, "num_prompt_tokens": 1}
-for _takes_any in ("status", "arrival_time_us", "priority", "next_block_hash"):
-    del _LEAST[_takes_any]
-_LEAST_STATUS, _GREATEST_STATUS = min(RequestStatus).value, max(RequestStatus).value
 
 _POSITIVE_LIMITS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_blocks", "max_model_len")
 _TIMES = ("pass_us", "prefill_token_us", "decode_request_us", "kv_token_us", "swap_block_us", "relative_error")
@@ -63,9 +63,12 @@ def _validate_executor(executor: ExecutorState, num_tenants: int, field: str) ->
     if executor.latency is not None:
         _validate_latency(executor.latency, field)
     if len(executor.requests) > 0:
-        _validate_rows(executor.requests, num_tenants, f"{field}.requests")
-        _validate_blocks(executor, f"{field}.requests")
-        _validate_totals(executor, field)
+        limits = executor.limits
+        table = examine(
+            executor.requests.matrix, num_tenants, limits.block_size, limits.num_blocks, limits.num_swap_blocks
+        )
+        _refuse_fault(table.fault, executor.requests, f"{field}.requests")
+        _validate_totals(table, executor, field)
 
 
 def _validate_limits(limits: ExecutorLimits, field: str) -> None:
@@ -86,88 +89,204 @@ def _validate_latency(latency: LatencyModel, field: str) -> None:
             raise out_of_range(f"{field}.latency.{name}", value)
 
 
-def _validate_tenants(tenants: tuple[Tenant, ...], field: str) -> None:
-    for index, tenant in enumerate(tenants):
-        if not 0 < tenant.weight < math.inf:
-            raise out_of_range(f"{field}.weight[{index}]", tenant.weight)
-        if not 0 <= tenant.service < math.inf:
-            raise out_of_range(f"{field}.service[{index}]", tenant.service)
-    _refuse_duplicates([tenant.name for tenant in tenants], f"{field}.name", "")
+def _validate_tenants(tenants: Tenants, field: str) -> None:
+    for name, row in zip(("weight", "service"), examine_tenants(tenants.weight, tenants.service), strict=True):
+        if row >= 0:
+            raise out_of_range(f"{field}.{name}[{row}]", float(getattr(tenants, name)[row]))
+    _refuse_duplicates(tenants.names, f"{field}.name", "")
+
+
+@entry
+def examine_tenants(weight: FloatArray, service: FloatArray) -> tuple[int, int]:
+    """The first row whose weight is not above 0 and finite, and the first whose service is negative or not finite.
+
+    -1: none.
+    """
+    wrong_weight, wrong_service = -1, -1
+    for row in range(len(weight) - 1, -1, -1):
+        if not 0 < weight[row] < math.inf:
+            wrong_weight = row
+        if not 0 <= service[row] < math.inf:
+            wrong_service = row
+    return wrong_weight, wrong_service
 
 
 def validate_to_place(requests: Requests, num_tenants: int, field: str) -> None:
     """Raise StateError for the first thing that is wrong with requests that no executor has yet."""
-    if len(requests) > 0:
-        _validate_rows(requests, num_tenants, field)
-        elsewhere = ~requests.having(RequestStatus.WAITING)
-        _refuse_rows(elsewhere, f"{field}.status", requests.status, ErrorReason.INCONSISTENT)
+    if len(requests) == 0:
+        return
+    most = columns.UNBOUNDED
+    fault = examine(requests.matrix, num_tenants, 1, most, most).fault
+    # What is on no executor holds no blocks of one.
+    if fault.check < _Check.MORE_BLOCKS_THAN_THERE_ARE:
+        _refuse_fault(fault, requests, field)
+    elsewhere = requests.status != RequestStatus.WAITING.value
+    if elsewhere.any():
+        row = int(elsewhere.argmax())
+        value = str(requests.status[row])
+        description = f"{value} {_WORDS[ErrorReason.INCONSISTENT]}"
+        raise StateError(f"{field}.status[{row}]", ErrorReason.INCONSISTENT, description, {"value": value})
 
 
-def _validate_rows(requests: Requests, num_tenants: int, field: str) -> None:
-    """What each row must be, wherever it stands. The extremes of a column tell whether there is a row to look for."""
-    least, greatest, status = requests.least, requests.greatest, requests.status
-    if least["status"] < _LEAST_STATUS or greatest["status"] > _GREATEST_STATUS:
-        unknown = (status < _LEAST_STATUS) | (status > _GREATEST_STATUS)
-        _refuse_rows(unknown, f"{field}.status", status, ErrorReason.UNKNOWN_VALUE)
-    for name, bound in _LEAST.items():
-        if least[name] < bound:
-            values = requests.matrix[COLUMN_NAMES.index(name)]
-            _refuse_rows(values < bound, f"{field}.{name}", values, ErrorReason.OUT_OF_RANGE)
-    if greatest["tenant"] >= num_tenants:
-        _refuse_rows(requests.tenant >= num_tenants, f"{field}.tenant", requests.tenant, ErrorReason.OUT_OF_RANGE)
-    lacks_nothing = requests.num_lacking_tokens < 1
-    _refuse_rows(lacks_nothing, f"{field}.num_computed_tokens", requests.num_computed_tokens, ErrorReason.INCONSISTENT)
-    _refuse_duplicate_ids(requests.id, field)
+class _Check(IntEnum):
+    """What each row is checked for, in this order; a column that may not be negative comes in the order of columns."""
+
+    UNKNOWN_STATUS = 0
+    COLUMN_TOO_SMALL = 1  # and on, by column
+    UNKNOWN_TENANT = 30
+    LACKS_NOTHING = 31
+    DUPLICATE_ID = 32
+    MORE_BLOCKS_THAN_THERE_ARE = 33
+    MORE_SHARED_THAN_BLOCKS = 34
+    LACKS_BLOCK = 35
+    NONE = 99
 
 
-def _validate_blocks(executor: ExecutorState, field: str) -> None:
-    """That each row holds the blocks for what it has computed, and no more than there are."""
-    requests, limits = executor.requests, executor.limits
-    num_blocks, shared = requests.num_blocks, requests.num_shared_blocks
-    if requests.anyone_swapped or requests.greatest["num_blocks"] > limits.num_blocks:
-        room = np.where(requests.having(RequestStatus.SWAPPED), limits.num_swap_blocks, limits.num_blocks)
-        _refuse_rows(num_blocks > room, f"{field}.num_blocks", num_blocks, ErrorReason.INCONSISTENT)
-    if requests.greatest["num_shared_blocks"] > 0:
-        _refuse_rows(shared > num_blocks, f"{field}.num_shared_blocks", shared, ErrorReason.INCONSISTENT)
-    lacks_block = requests.num_computed_tokens > num_blocks * limits.block_size
-    _refuse_rows(lacks_block, f"{field}.num_blocks", num_blocks, ErrorReason.INCONSISTENT)
+class Fault(NamedTuple):
+    """The first check that a row fails, and which row."""
+
+    check: int
+    row: int
 
 
-def _validate_totals(executor: ExecutorState, field: str) -> None:
-    requests, limits = executor.requests, executor.limits
-    on_device = requests.on_device
-    if len(on_device) > limits.max_num_seqs:
-        raise _inconsistent(f"{field}.limits.max_num_seqs", limits.max_num_seqs, f"{len(on_device)} requests run")
-    held = int((on_device.num_blocks - on_device.num_shared_blocks).sum())
+class Table(NamedTuple):
+    """What a request table has in it: a fault, if there is one, and sums over those without one.
+
+    `num_held_blocks`, `num_swapped_blocks`: blocks of the device that nobody else holds, and of the swap space.
+    """
+
+    fault: Fault
+    num_on_device: int
+    num_held_blocks: int
+    num_swapped_blocks: int
+
+
+@entry
+def examine(requests: IntArray, num_tenants: int, block_size: int, num_blocks: int, num_swap_blocks: int) -> Table:
+    """Check every row. `requests`: int64 [num_columns, num_requests], not empty."""
+    check, at, num_on_device, num_held_blocks, num_swapped_blocks = _NONE, 0, 0, 0, 0
+    for row in range(requests.shape[1]):
+        failed = _check_row(requests, row, num_tenants, block_size, num_blocks, num_swap_blocks)
+        if failed < check:
+            check, at = failed, row
+        status = requests[columns.STATUS, row]
+        if status == RequestStatus.RUNNING or status == RequestStatus.LOADING:
+            num_on_device += 1
+            num_held_blocks += requests[columns.NUM_BLOCKS, row] - requests[columns.NUM_SHARED_BLOCKS, row]
+        elif status == RequestStatus.SWAPPED:
+            num_swapped_blocks += requests[columns.NUM_BLOCKS, row]
+    if check > _DUPLICATE_ID:
+        twice = _row_of_second(requests[columns.ID])
+        if twice >= 0:
+            check, at = _DUPLICATE_ID, twice
+    return Table(Fault(check, at), num_on_device, num_held_blocks, num_swapped_blocks)
+
+
+_NONE, _DUPLICATE_ID, _COLUMN_TOO_SMALL = map(int, (_Check.NONE, _Check.DUPLICATE_ID, _Check.COLUMN_TOO_SMALL))
+# Columns that take any number.
+_TAKES_ANY = (columns.STATUS, columns.ARRIVAL_TIME_US, columns.PRIORITY, columns.NEXT_BLOCK_HASH)
+_LEAST = np.array([name in ("id", "num_prompt_tokens") for name in COLUMN_NAMES], dtype=np.int64)
+_LEAST[list(_TAKES_ANY)] = np.iinfo(np.int64).min
+
+
+@rule
+def _check_row(
+    requests: IntArray, row: int, num_tenants: int, block_size: int, num_blocks: int, num_swap_blocks: int
+) -> int:
+    """The first check that a row fails."""
+    status, blocks = requests[columns.STATUS, row], requests[columns.NUM_BLOCKS, row]
+    if status < RequestStatus.WAITING or status > RequestStatus.LOADING:
+        return _Check.UNKNOWN_STATUS
+    for column in range(len(_LEAST)):
+        if requests[column, row] < _LEAST[column]:
+            return _COLUMN_TOO_SMALL + column
+    if requests[columns.TENANT, row] >= num_tenants:
+        return _Check.UNKNOWN_TENANT
+    num_computed = requests[columns.NUM_COMPUTED_TOKENS, row]
+    if num_computed >= requests[columns.NUM_PROMPT_TOKENS, row] + requests[columns.NUM_OUTPUT_TOKENS, row]:
+        return _Check.LACKS_NOTHING
+    if blocks > (num_swap_blocks if status == RequestStatus.SWAPPED else num_blocks):
+        return _Check.MORE_BLOCKS_THAN_THERE_ARE
+    if requests[columns.NUM_SHARED_BLOCKS, row] > blocks:
+        return _Check.MORE_SHARED_THAN_BLOCKS
+    return _Check.LACKS_BLOCK if num_computed > blocks * block_size else _Check.NONE
+
+
+@compiled
+def _row_of_second(ids: IntArray) -> int:
+    """The row at which an id stands for the second time; -1: none does.
+
+    In many tables ids ascend. Where they do not, they are put into a hash table; and where so many of them fall on one
+    place there that somebody may have chosen them so, they are sorted.
+    """
+    ascends = True
+    for row in range(1, len(ids)):
+        ascends = ascends and ids[row - 1] < ids[row]
+    if ascends:
+        return -1
+    size = 2
+    while size < 2 * len(ids):
+        size *= 2
+    places, num_steps = zeros(size), 0
+    for row in range(len(ids)):
+        place = (ids[row] ^ ids[row] >> 20 ^ ids[row] >> 40) & (size - 1)
+        while places[place] != 0 and places[place] != ids[row]:
+            place = (place + 1) & (size - 1)
+            num_steps += 1
+            if num_steps > 8 * len(ids):
+                return _row_of_second_by_sorting(ids)
+        if places[place] == ids[row]:
+            return row
+        places[place] = ids[row]
+    return -1
+
+
+@compiled
+def _row_of_second_by_sorting(ids: IntArray) -> int:
+    order, second = places_in_order(ids.copy().reshape(1, -1)), len(ids)
+    for index in range(1, len(order)):
+        if ids[order[index]] == ids[order[index - 1]]:
+            second = min(second, order[index])
+    return second if second < len(ids) else -1
+
+
+def _refuse_fault(fault: Fault, requests: Requests, field: str) -> None:
+    check, row = fault
+    if check == _Check.NONE:
+        return
+    if check in _NAMED_CHECKS:
+        name, reason = _NAMED_CHECKS[_Check(check)]
+    else:
+        name, reason = COLUMN_NAMES[check - _Check.COLUMN_TOO_SMALL], ErrorReason.OUT_OF_RANGE
+    value = str(getattr(requests, name)[row])
+    raise StateError(f"{field}.{name}[{row}]", reason, f"{value} {_WORDS[reason]}", {"value": value})
+
+
+_NAMED_CHECKS = {
+    _Check.UNKNOWN_STATUS: ("status", ErrorReason.UNKNOWN_VALUE),
+    _Check.UNKNOWN_TENANT: ("tenant", ErrorReason.OUT_OF_RANGE),
+    _Check.LACKS_NOTHING: ("num_computed_tokens", ErrorReason.INCONSISTENT),
+    _Check.DUPLICATE_ID: ("id", ErrorReason.DUPLICATE),
+    _Check.MORE_BLOCKS_THAN_THERE_ARE: ("num_blocks", ErrorReason.INCONSISTENT),
+    _Check.MORE_SHARED_THAN_BLOCKS: ("num_shared_blocks", ErrorReason.INCONSISTENT),
+    _Check.LACKS_BLOCK: ("num_blocks", ErrorReason.INCONSISTENT),
+}
+
+
+def _validate_totals(table: Table, executor: ExecutorState, field: str) -> None:
+    limits, held, swapped = executor.limits, table.num_held_blocks, table.num_swapped_blocks
+    if table.num_on_device > limits.max_num_seqs:
+        raise _inconsistent(f"{field}.limits.max_num_seqs", limits.max_num_seqs, f"{table.num_on_device} requests run")
     if held + executor.num_free_blocks > limits.num_blocks:
         raise _inconsistent(
             f"{field}.num_free_blocks", executor.num_free_blocks, f"requests hold {held} of {limits.num_blocks} blocks"
         )
-    if not requests.anyone_swapped:
-        return
-    swapped = int(requests.num_blocks.dot(requests.having(RequestStatus.SWAPPED)))
     if swapped + executor.num_free_swap_blocks > limits.num_swap_blocks:
         raise _inconsistent(
             f"{field}.num_free_swap_blocks",
             executor.num_free_swap_blocks,
             f"requests hold {swapped} of {limits.num_swap_blocks} swap blocks",
         )
-
-
-def _refuse_rows(wrong: BoolArray, field: str, values: IntArray, reason: ErrorReason) -> None:
-    if np.count_nonzero(wrong) > 0:
-        row = int(wrong.argmax())
-        value = str(values[row])
-        raise StateError(f"{field}[{row}]", reason, f"{value} {_WORDS[reason]}", {"value": value})
-
-
-def _refuse_duplicate_ids(ids: IntArray, field: str) -> None:
-    ascending = np.sort(ids)
-    again = ascending[1:] == ascending[:-1]
-    if np.count_nonzero(again) > 0:
-        row = int(np.flatnonzero(np.isin(ids, ascending[1:][again]))[1])
-        value = str(ids[row])
-        raise StateError(f"{field}.id[{row}]", ErrorReason.DUPLICATE, f"{value} stands twice", {"value": value})
 
 
 def _refuse_duplicates(names: Sequence[str], field: str, suffix: str) -> None:
@@ -186,6 +305,7 @@ _WORDS = {
     ErrorReason.OUT_OF_RANGE: "is out of range",
     ErrorReason.INCONSISTENT: "contradicts the rest of the row",
     ErrorReason.UNKNOWN_VALUE: "is no known value",
+    ErrorReason.DUPLICATE: "stands twice",
 }
 
 

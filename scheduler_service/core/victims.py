@@ -9,46 +9,52 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from scheduler_service.core.policy import Ordering, Policy, Victim
-from scheduler_service.core.state import BoolArray, IntArray, Requests
+from scheduler_service.core.case import (
+    NUM_COMPUTED_TOKENS,
+    NUM_PREEMPTIONS,
+    NUM_SHARED_BLOCKS,
+    PRIORITY,
+    Case,
+)
+from scheduler_service.core.compiled import compiled, rule
+from scheduler_service.core.memory import blocks_alone
+from scheduler_service.core.policy import Ordering, Victim
+from scheduler_service.core.sorting import places_in_order
+from scheduler_service.core.state import IntArray
 
-
-def in_order_of_staying(running: Requests, block_size: int, policy: Policy) -> IntArray:
-    """Rows of `running`, which is in order: who stays longest comes first, the first victim last."""
-    rows = np.arange(len(running))
-    if policy.victim is Victim.LAST_IN_ORDER and policy.max_preemptions is None:
-        return rows
-    keys: list[NDArray[Any]] = [rows]
-    if policy.victim is Victim.CHEAPEST:
-        keys.append(-_lost_tokens_a_block(running, block_size))
-        if policy.ordering is Ordering.PRIORITY:
-            keys.append(-running.priority)
-    keys.append(~is_protected(running, policy))
-    keys.append(rows > 0)
-    return np.lexsort(keys)
+_MOST = 2**63 - 1
 
 
-def is_protected(running: Requests, policy: Policy) -> BoolArray:
-    """Who was evicted so often that others go first."""
-    if policy.max_preemptions is None:
-        return np.zeros(len(running), dtype=np.bool_)
-    return running.num_preemptions >= policy.max_preemptions
+@compiled
+def in_order_of_staying(running: IntArray, case: Case) -> IntArray:
+    """Places in `running`, which is in order: who stays longest comes first, the first victim last."""
+    cheapest_first = case.policy.victim == Victim.CHEAPEST
+    keys = np.empty((4, len(running)), dtype=np.int64)
+    for place in range(len(running)):
+        row = running[place]
+        keys[0, place] = place > 0
+        keys[1, place] = not is_protected(case, row)
+        keys[2, place] = 0
+        if cheapest_first and case.policy.ordering == Ordering.PRIORITY:
+            keys[2, place] = -case.requests[PRIORITY, row]
+        keys[3, place] = -_lost_tokens_a_block(case, row) if cheapest_first else 0
+    return places_in_order(keys)
 
 
-def freed_blocks(running: Requests) -> IntArray:
-    """Blocks that are free once each has left: those that nobody else holds."""
-    freed: IntArray = running.num_blocks - running.num_shared_blocks
-    return freed
+@rule
+def is_protected(case: Case, row: int) -> bool:
+    """Whether it was evicted so often that others go first."""
+    return case.requests[NUM_PREEMPTIONS, row] >= case.policy.max_preemptions
 
 
-def _lost_tokens_a_block(running: Requests, block_size: int) -> IntArray:
+@rule
+def _lost_tokens_a_block(case: Case, row: int) -> int:
     """Lost tokens for each block freed, in 1/1024: whole numbers, to compare them exactly."""
-    lost = np.maximum(running.num_computed_tokens - running.num_shared_blocks * block_size, 0)
-    freed = freed_blocks(running)
+    freed = blocks_alone(case, row)
     # One that frees nothing is no help at any price.
-    return np.where(freed > 0, lost * 1024 // np.maximum(freed, 1), np.iinfo(np.int64).max)
+    if freed <= 0:
+        return _MOST
+    kept = case.requests[NUM_SHARED_BLOCKS, row] * case.limits.block_size
+    return max(case.requests[NUM_COMPUTED_TOKENS, row] - kept, 0) * 1024 // freed

@@ -8,40 +8,43 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from scheduler_service.core.state import ExecutorLimits, IntArray, Requests
-
-
-def most_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArray:
-    """Output tokens that each may still generate, >= 1."""
-    most = requests.max_output_tokens
-    if requests.whole.least["max_output_tokens"] == 0:
-        most = np.where(most > 0, most, limits.max_model_len - requests.num_prompt_tokens)
-    left: IntArray = most - requests.num_output_tokens
-    return np.maximum(left, 1, out=left)
+from scheduler_service.core.case import (
+    EXPECTED_OUTPUT_TOKENS,
+    MAX_OUTPUT_TOKENS,
+    NUM_OUTPUT_TOKENS,
+    NUM_PROMPT_TOKENS,
+    Case,
+    num_lacking_tokens,
+)
+from scheduler_service.core.compiled import rule
 
 
-def expected_outputs_left(requests: Requests, limits: ExecutorLimits) -> IntArray:
-    """Output tokens that each is expected to generate yet, >= 1 and at most what it may."""
-    most, expected = most_outputs_left(requests, limits), requests.expected_output_tokens
-    if requests.whole.greatest["expected_output_tokens"] == 0:
+@rule
+def most_outputs_left(case: Case, row: int) -> int:
+    """Output tokens that it may still generate, >= 1."""
+    most = case.requests[MAX_OUTPUT_TOKENS, row]
+    if most == 0:
+        most = case.limits.max_model_len - case.requests[NUM_PROMPT_TOKENS, row]
+    return max(most - case.requests[NUM_OUTPUT_TOKENS, row], 1)
+
+
+@rule
+def expected_outputs_left(case: Case, row: int) -> int:
+    """Output tokens that it is expected to generate yet, >= 1 and at most what it may."""
+    most, expected = most_outputs_left(case, row), case.requests[EXPECTED_OUTPUT_TOKENS, row]
+    if expected == 0:
         return most
-    left: IntArray = expected - requests.num_output_tokens
-    np.maximum(left, 1, out=left)
-    np.minimum(left, most, out=left)
-    return np.where(expected > 0, left, most)
+    return min(max(expected - case.requests[NUM_OUTPUT_TOKENS, row], 1), most)
 
 
-def tokens_to_compute(requests: Requests, limits: ExecutorLimits) -> IntArray:
-    """Expected tokens to compute until each is complete, >= 1: what its prompt lacks and its output.
+@rule
+def tokens_to_compute(case: Case, row: int) -> int:
+    """Expected tokens to compute until it is complete, >= 1: what its prompt lacks and its output.
 
     An output of open length counts as if it could have the whole model length, whatever the prompt takes of it: so of
     two of which nothing is known the one with the shorter prompt is the shorter.
     """
-    work: IntArray = requests.num_lacking_tokens + expected_outputs_left(requests, limits)
-    work -= 1
-    if requests.whole.least["max_output_tokens"] == 0:
-        is_open = (requests.expected_output_tokens == 0) & (requests.max_output_tokens == 0)
-        work += is_open * requests.num_prompt_tokens
+    work = num_lacking_tokens(case, row) + expected_outputs_left(case, row) - 1
+    if case.requests[MAX_OUTPUT_TOKENS, row] == 0 and case.requests[EXPECTED_OUTPUT_TOKENS, row] == 0:
+        work += case.requests[NUM_PROMPT_TOKENS, row]
     return work

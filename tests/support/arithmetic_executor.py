@@ -25,6 +25,7 @@ from scheduler_service.core.state import (
     Requests,
     RequestStatus,
     Tenant,
+    Tenants,
 )
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
@@ -133,9 +134,11 @@ class ArithmeticExecutor:
             num_free_swap_blocks=self.num_free_swap_blocks,
             latency=self.latency,
             requests=self._table(),
-            tenants=tuple(
-                Tenant(name=f"tenant-{tenant}", weight=weight, service=self.services[tenant])
-                for tenant, weight in enumerate(self.weights)
+            tenants=Tenants.of(
+                *(
+                    Tenant(name=f"tenant-{tenant}", weight=weight, service=self.services[tenant])
+                    for tenant, weight in enumerate(self.weights)
+                )
             ),
         )
 

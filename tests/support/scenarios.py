@@ -30,7 +30,7 @@ from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ExecutorState, LatencyModel, RequestStatus, Tenant
+from scheduler_service.core.state import NOBODY_NAMED, ExecutorState, LatencyModel, RequestStatus, Tenant, Tenants
 from scheduler_service.core.validate import validate
 from scheduler_service.core.verify import verify
 from support.arithmetic_executor import ArithmeticExecutor
@@ -94,7 +94,7 @@ def parse(text: str) -> Scenario:
         else:
             rows.append(_row(dict(zip(names, words, strict=True))))
     model = LatencyModel(**latency) if latency else None
-    state = executor_of(*rows, **sizes, latency=model, tenants=tuple(tenants))
+    state = executor_of(*rows, **sizes, latency=model, tenants=Tenants.of(*tenants))
     commands = tuple(command.splitlines()[0] for command in rest)
     return Scenario(preamble=preamble, state=state, policy=Policy(**settings), commands=commands)
 
@@ -173,7 +173,7 @@ def _explain(scenario: Scenario) -> Iterator[str]:
 
 def _run(scenario: Scenario) -> Iterator[str]:
     state = scenario.state
-    tenants = state.tenants or (Tenant(name=""),)
+    tenants = state.tenants if len(state.tenants) > 0 else NOBODY_NAMED
     executor = ArithmeticExecutor(
         limits=state.limits,
         policy=scenario.policy,

@@ -13,7 +13,8 @@ from pathlib import Path
 from metronome.scheduler.v1 import scheduler_pb2, state_pb2
 
 COMMAND = (sys.executable, "-m", "scheduler_service")
-START_SECONDS = 30
+# The first start after a change of the planning core compiles it.
+START_SECONDS = 120
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from scheduler_service.core.policy import (
 )
 from scheduler_service.core.state import (
     COLUMN_NAMES,
+    NO_TENANTS,
     ClusterState,
     ExecutorLimits,
     ExecutorState,
@@ -28,13 +29,14 @@ from scheduler_service.core.state import (
     Requests,
     RequestStatus,
     Tenant,
+    Tenants,
 )
 
 Row = Mapping[str, int]
 
 NOW_US = 1_000_000
-TENANTS = (Tenant(name="a", service=40.0), Tenant(name="b", weight=2.0, service=60.0), Tenant(name="c"))
-EVEN_TENANTS = (Tenant(name="a"), Tenant(name="b"), Tenant(name="c", weight=0.5))
+TENANTS = Tenants.of(Tenant(name="a", service=40.0), Tenant(name="b", weight=2.0, service=60.0), Tenant(name="c"))
+EVEN_TENANTS = Tenants.of(Tenant(name="a"), Tenant(name="b"), Tenant(name="c", weight=0.5))
 LATENCY = LatencyModel(pass_us=1000, prefill_token_us=10, decode_request_us=20, kv_token_us=0.1, swap_block_us=30)
 
 
@@ -104,7 +106,7 @@ def executor_of(*rows: Row, **settings: Any) -> ExecutorState:
 
 def cluster_of(*executors: ExecutorState) -> ClusterState:
     """A cluster of these executors, with the tenants of the first."""
-    return ClusterState(now_us=NOW_US, executors=executors, tenants=executors[0].tenants if executors else ())
+    return ClusterState(now_us=NOW_US, executors=executors, tenants=executors[0].tenants if executors else NO_TENANTS)
 
 
 def permuted(executor: ExecutorState, order: np.ndarray) -> Requests:

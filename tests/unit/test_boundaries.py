@@ -75,8 +75,8 @@ def test_a_ring_imports_nothing_from_outside_of_it(places: list[str], packages: 
     assert forbidden(files(*places), packages) == []
 
 
-def test_the_schedulers_core_imports_numpy_and_the_standard_library_alone() -> None:
-    allowed = set(sys.stdlib_module_names) | {"numpy", "scheduler_service"}
+def test_the_schedulers_core_imports_numpy_numba_and_the_standard_library_alone() -> None:
+    allowed = set(sys.stdlib_module_names) | {"numpy", "numba", "llvmlite", "scheduler_service"}
     others = {name for path in files("scheduler_service/core") for name in imports(path)}
     assert {name for name in others if name.split(".")[0] not in allowed} == set()
 

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Ordering, Policy, Preemption
-from scheduler_service.core.state import ExecutorState
+from scheduler_service.core.state import ExecutorState, Tenants
 from support.depth import seeds
 from support.random_states import random_executor, random_policy
 from support.simple_planner import SimplePlanner
@@ -24,7 +24,7 @@ def known_to_both(random: Random) -> tuple[ExecutorState, Policy]:
     if drawn.ordering is Ordering.FAIR:
         # With one tenant there are no turns to take.
         executor.requests.tenant[:] = 0
-        executor = replace(executor, tenants=TENANTS[:1])
+        executor = replace(executor, tenants=Tenants.of(TENANTS[0]))
     kept = (
         "ordering",
         "aging_seconds",

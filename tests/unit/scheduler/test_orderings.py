@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from scheduler_service.core.case import case_of
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Ordering, Policy
-from scheduler_service.core.rank import log2_interpolated, ranked, tenant_counters
-from scheduler_service.core.state import ExecutorLimits, Tenant
+from scheduler_service.core.rank import log2_interpolated, ordinal, rank_requests, tenant_counters
+from scheduler_service.core.state import ExecutorLimits, Tenant, Tenants
 from support.arithmetic_executor import ITERATION_US, ArithmeticExecutor
 from support.states import EVEN_TENANTS, NOW_US, Row, executor_of, preempted, requests_of, running, swapped, waiting
 
 ONE_PLACE = ExecutorLimits(max_num_batched_tokens=256, max_num_seqs=1, block_size=16, num_blocks=64, max_model_len=256)
 SECOND = 1_000_000
+
+
+FAIR = Policy(ordering=Ordering.FAIR)
 
 
 def first_of(*rows: Row, policy: Policy, **settings: object) -> int:
@@ -26,11 +31,17 @@ def first_of(*rows: Row, policy: Policy, **settings: object) -> int:
 
 
 def test_the_logarithm_is_exact_at_powers_of_two_and_rises_between() -> None:
-    values = np.arange(1, 5000)
-    logarithm = log2_interpolated(values)
-    assert (np.diff(logarithm) > 0).all()
-    assert log2_interpolated(2 ** np.arange(40)).tolist() == list(range(40))
-    assert (log2_interpolated(2 * values) == logarithm + 1).all()
+    logarithms = [log2_interpolated(value) for value in range(1, 5000)]
+    assert (np.diff(logarithms) > 0).all()
+    assert [log2_interpolated(2**exponent) for exponent in range(40)] == list(range(40))
+    assert [log2_interpolated(2 * value) for value in range(1, 5000)] == [one + 1 for one in logarithms]
+
+
+def test_an_ordinal_keeps_the_order_of_floats() -> None:
+    floats = [-math.inf, -1e308, -2.5, -5e-324, 0.0, 5e-324, 1.0, math.nextafter(1.0, 2.0), 1e308, math.inf]
+    ordinals = [ordinal(value) for value in floats]
+    assert ordinals == sorted(set(ordinals))
+    assert ordinal(-0.0) == ordinal(0.0)
 
 
 def test_the_shortest_job_comes_first_by_prompt_and_expected_answer() -> None:
@@ -69,10 +80,11 @@ def test_the_farthest_figures_keep_their_order() -> None:
     rows = [waiting(1 + i, arrival_time_us=arrival, priority=2**31 - 1) for i, arrival in enumerate(extremes)]
     rows += [waiting(4 + i, arrival_time_us=arrival, priority=-(2**31)) for i, arrival in enumerate(extremes)]
     for ordering in (Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST):
-        rank = ranked(executor_of(*rows), Policy(ordering=ordering, aging_seconds=1e-9)).rank
-        assert rank is not None
-        assert (np.diff(rank[:3]) > 0).all()
-        assert (np.diff(rank[3:]) > 0).all()
+        case = case_of(executor_of(*rows), Policy(ordering=ordering, aging_seconds=1e-9))
+        rank_requests(case)
+        rank = case.rank.tolist()
+        assert rank[0] < rank[1] < rank[2]
+        assert rank[3] < rank[4] < rank[5]
 
 
 def test_the_earliest_deadline_comes_first_and_none_comes_last() -> None:
@@ -97,15 +109,18 @@ def test_fair_takes_the_tenant_with_the_least_weighted_service() -> None:
     rows = [waiting(1, tenant=0), waiting(2, tenant=1)]
     fair = Policy(ordering=Ordering.FAIR)
     served = (Tenant(name="a", service=100), Tenant(name="b", weight=4, service=300))
-    assert first_of(*rows, policy=fair, tenants=served) == 2
-    assert first_of(*rows, policy=fair, tenants=(served[0], replace(served[1], weight=2))) == 1
+    assert first_of(*rows, policy=fair, tenants=Tenants.of(*served)) == 2
+    assert first_of(*rows, policy=fair, tenants=Tenants.of(served[0], replace(served[1], weight=2))) == 1
 
 
 def test_an_idle_tenant_counts_as_just_less_than_the_least_that_is_active() -> None:
-    tenants = (Tenant(name="a", service=90), Tenant(name="b", service=70, weight=2), Tenant(name="c", service=1))
+    tenants = Tenants.of(
+        Tenant(name="a", service=90), Tenant(name="b", service=70, weight=2), Tenant(name="c", service=1)
+    )
     state = executor_of(running(1, tenant=0), running(2, tenant=1), waiting(3, tenant=2), tenants=tenants)
-    assert tenant_counters(state).tolist() == [90, 35, np.nextafter(35, 0)]
-    assert tenant_counters(executor_of(waiting(3, tenant=2), tenants=tenants)).tolist() == [90, 35, 1]
+    assert tenant_counters(case_of(state, FAIR)).tolist() == [90, 35, np.nextafter(35, 0)]
+    alone = executor_of(waiting(3, tenant=2), tenants=tenants)
+    assert tenant_counters(case_of(alone, FAIR)).tolist() == [90, 35, 1]
 
 
 def test_case_9_a_background_request_waits_no_longer_than_its_aging() -> None:
@@ -182,7 +197,7 @@ def test_a_turn_under_fair_counts_the_blocks_that_a_request_will_hold_alone() ->
 def test_fair_shares_places_that_come_free_at_once_by_weight() -> None:
     rows = [waiting(id, tenant=0, max_output_tokens=8) for id in range(1, 10)]
     rows += [waiting(id, tenant=1, max_output_tokens=8) for id in range(10, 20)]
-    tenants = (Tenant(name="a"), Tenant(name="b", weight=2))
+    tenants = Tenants.of(Tenant(name="a"), Tenant(name="b", weight=2))
     state = executor_of(*rows, max_num_seqs=6, max_num_batched_tokens=512, tenants=tenants)
     admitted = plan_executor(state, Policy(ordering=Ordering.FAIR)).admit.id.tolist()
     assert sorted(admitted) == [1, 2, 10, 11, 12, 13]
@@ -191,7 +206,7 @@ def test_fair_shares_places_that_come_free_at_once_by_weight() -> None:
 @pytest.mark.parametrize("num_tenants", [3, 40])
 def test_fair_takes_as_many_of_a_tenant_as_its_turn_comes_to_with_few_tenants_and_many(num_tenants: int) -> None:
     rows = [waiting(id, tenant=id % num_tenants, max_output_tokens=8) for id in range(1, 4 * num_tenants + 1)]
-    tenants = tuple(Tenant(name=str(index), service=float(index % 2)) for index in range(num_tenants))
+    tenants = Tenants.of(*(Tenant(name=str(index), service=float(index % 2)) for index in range(num_tenants)))
     limits = {"max_num_seqs": 2 * num_tenants, "max_num_batched_tokens": 4096, "num_blocks": 4096}
     plan = plan_executor(executor_of(*rows, tenants=tenants, **limits), Policy(ordering=Ordering.FAIR))
     assert sorted(plan.admit.id.tolist()) == list(range(1, 2 * num_tenants + 1))

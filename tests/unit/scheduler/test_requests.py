@@ -1,73 +1,56 @@
-"""A request table and what is taken from it."""
+"""A request table, and what follows from its rows."""
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import numpy as np
+import pytest
 
-from scheduler_service.core.state import COLUMN_NAMES, Requests
-from support.states import loading, preempted, requests_of, running, swapped, waiting
+from scheduler_service.core import case as rules
+from scheduler_service.core.case import case_of
+from scheduler_service.core.policy import Policy
+from scheduler_service.core.state import COLUMN_NAMES, Requests, RequestStatus, Tenant, Tenants
+from support.states import executor_of, loading, preempted, requests_of, running, swapped, waiting
 
 ROWS = (running(7), waiting(3, num_prompt_tokens=40), swapped(5), preempted(2), loading(9), running(4))
-DERIVED = ("num_tokens", "num_lacking_tokens", "ran_before", "never_ran", "in_decode")
 
 
-def copied(requests: Requests) -> Requests:
-    """The same requests as a table of their own."""
-    columns = {name: getattr(requests, name) for name in COLUMN_NAMES}
-    return Requests.from_columns(len(requests), columns)
-
-
-def test_what_is_taken_reads_as_if_it_were_a_table_of_its_own() -> None:
+def test_a_column_is_a_row_of_the_matrix() -> None:
     table = requests_of(*ROWS)
-    for taken in (table.take(np.array([4, 0, 3])), table.first(2), table.queued, table.on_device, table.first(0)):
-        alone = copied(taken)
-        for name in (*COLUMN_NAMES, *DERIVED):
-            assert getattr(taken, name).tolist() == getattr(alone, name).tolist(), name
+    assert table.matrix.shape == (len(COLUMN_NAMES), len(ROWS))
+    assert table.id.tolist() == [7, 3, 5, 2, 9, 4]
+    for index, name in enumerate(COLUMN_NAMES):
+        assert getattr(table, name).tolist() == table.matrix[index].tolist()
+        assert getattr(rules, name.upper()) == index
 
 
-def test_taking_again_counts_among_the_taken() -> None:
-    table = requests_of(*ROWS)
-    taken = table.take(np.array([4, 0, 3]))
-    assert taken.take(np.array([2, 0])).id.tolist() == [2, 9]
-    assert taken.first(1).beside(table.running).id.tolist() == [9, 7, 4]
-    assert taken.take(np.array([1])).whole is table
+def test_a_table_is_one_piece_of_memory_whatever_it_was_made_from() -> None:
+    matrix = requests_of(*ROWS).matrix
+    assert Requests(np.asfortranarray(matrix)).matrix.flags.c_contiguous
+    assert Requests(matrix).matrix is matrix
 
 
-def test_who_stands_where() -> None:
-    table = requests_of(*ROWS)
-    assert table.running.id.tolist() == [7, 4]
-    assert table.loading.id.tolist() == [9]
-    assert table.on_device.id.tolist() == [7, 4, 9]
-    assert table.queued.id.tolist() == [3, 5, 2]
-    assert table.anyone_ran_before
-    assert not requests_of(*ROWS[:2]).anyone_ran_before
+@pytest.mark.parametrize(
+    ("rule", "holds_for"),
+    [
+        (rules.in_decode, [7, 5, 9, 4]),
+        (rules.is_on_device, [7, 9, 4]),
+        (rules.ran_before, [5, 2]),
+    ],
+)
+def test_what_follows_from_a_row(rule: object, holds_for: list[int]) -> None:
+    executor = executor_of(*ROWS, num_swap_blocks=8)
+    case = case_of(executor, Policy())
+    assert callable(rule)
+    assert [id for row, id in enumerate(executor.requests.id.tolist()) if rule(case, row)] == holds_for
 
 
-def test_a_rank_comes_with_what_is_taken_and_changes_nothing_else() -> None:
-    table = requests_of(*ROWS)
-    assert table.running.rank is None
-    by_rank = table.ranked_by(np.arange(6) * 10)
-    taken = by_rank.take(np.array([5, 1]))
-    assert taken.rank is not None
-    assert taken.rank.tolist() == [50, 10]
-    assert by_rank.running.id.tolist() == [7, 4]
-    assert table.rank is None
+def test_rows_that_have_a_status() -> None:
+    case = case_of(executor_of(*ROWS, num_swap_blocks=8), Policy())
+    assert rules.rows_with(RequestStatus.RUNNING, case).tolist() == [0, 5]
+    assert rules.rows_with(RequestStatus.SWAPPED, case).tolist() == [2]
 
 
-def test_an_empty_table_has_extremes_too() -> None:
-    assert set(requests_of().greatest.values()) == set(requests_of().least.values()) == {0}
-
-
-def test_a_table_is_freed_without_looking_for_cycles() -> None:
-    gc.disable()
-    try:
-        table = requests_of(*ROWS)
-        assert len(table.on_device.num_tokens) == 3
-        alive = weakref.ref(table)
-        del table
-        assert alive() is None
-    finally:
-        gc.enable()
+def test_tenants_are_columns_and_read_as_a_list() -> None:
+    tenants = Tenants.of(Tenant(name="a", weight=2.0), Tenant(name="b", service=5.0))
+    assert tenants.weight.tolist() == [2.0, 1.0]
+    assert list(tenants) == [Tenant(name="a", weight=2.0), Tenant(name="b", service=5.0)]

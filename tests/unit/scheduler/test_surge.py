@@ -11,7 +11,7 @@ from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.state import ExecutorLimits, LatencyModel
 from support.arithmetic_executor import ArithmeticExecutor
-from support.states import LATENCY, NOW_US, executor_of, preempted, running, swapped, waiting
+from support.states import EVEN_TENANTS, LATENCY, NOW_US, executor_of, preempted, running, swapped, waiting
 
 
 def test_case_7_the_queue_has_a_limit_and_room_again_once_one_has_ended() -> None:
@@ -65,7 +65,7 @@ def test_the_last_in_the_policy_s_order_is_turned_away() -> None:
 
 def test_a_tenant_s_share_of_the_queue_is_its_own() -> None:
     rows = [running(9), *(waiting(id, tenant=id % 2) for id in (1, 2, 3, 5, 7))]
-    state = executor_of(*rows, max_num_seqs=1)
+    state = executor_of(*rows, max_num_seqs=1, tenants=EVEN_TENANTS)
     plan = plan_executor(state, Policy(max_num_waiting_per_tenant=2))
     assert plan.reject.id.tolist() == [5, 7]
     assert plan.reject.reason.tolist() == [Reason.REJECTED_TENANT_QUEUE_FULL] * 2

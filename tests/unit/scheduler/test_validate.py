@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.errors import ErrorReason, StateError
-from scheduler_service.core.state import ClusterState, LatencyModel, RequestStatus, Tenant
+from scheduler_service.core.state import ClusterState, LatencyModel, RequestStatus, Tenant, Tenants
 from scheduler_service.core.validate import validate
 from support.states import NOW_US, cluster_of, executor_of, loading, running, swapped, waiting
 
@@ -69,12 +69,12 @@ def test_a_state_needs_a_clock() -> None:
 @pytest.mark.parametrize(
     ("tenants", "field", "reason"),
     [
-        ((Tenant(name="a"), Tenant(name="a")), "state.tenants.name[1]", TWICE),
-        ((Tenant(name="a", weight=0),), "state.tenants.weight[0]", RANGE),
-        ((Tenant(name="a", service=-1),), "state.tenants.service[0]", RANGE),
+        (Tenants.of(Tenant(name="a"), Tenant(name="a")), "state.tenants.name[1]", TWICE),
+        (Tenants.of(Tenant(name="a", weight=0)), "state.tenants.weight[0]", RANGE),
+        (Tenants.of(Tenant(name="a", service=-1)), "state.tenants.service[0]", RANGE),
     ],
 )
-def test_tenants_are_checked(tenants: tuple[Tenant, ...], field: str, reason: ErrorReason) -> None:
+def test_tenants_are_checked(tenants: Tenants, field: str, reason: ErrorReason) -> None:
     assert refused(ClusterState(now_us=NOW_US, executors=(), tenants=tenants)) == (field, reason)
 
 
