@@ -93,6 +93,7 @@ def main() -> int:
         "num_prompt_tokens": sum(len(job.prompt_token_ids) for job in jobs),
         "num_output_tokens": sum(job.num_output_tokens for job in jobs),
         "max_num_seqs": args.max_num_seqs,
+        "profile": args.profile or "default",
         "rate": args.rate,
         "seed": args.seed,
         "reps": args.reps,
@@ -112,6 +113,7 @@ def _engines(args: argparse.Namespace, model: Path) -> Iterator[list[Engine]]:
         model=args.model,
         dtype="bfloat16",
         max_num_seqs=args.max_num_seqs,
+        profile=args.profile,
         prefix_cache="off",  # repetitions send the same prompts again
     )
     with ExitStack() as stack:
@@ -245,6 +247,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7, help="of the arrivals, online")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--max-num-seqs", type=int, default=64, help="requests at once, on both sides")
+    parser.add_argument("--profile", help="of our scheduler (default: its default)")
     parser.add_argument("--vllm-python", type=Path, help="the Python of an environment with vLLM")
     parser.add_argument("--vllm-url", help="its server, if it runs already; else it is started")
     parser.add_argument("--min-throughput-ratio", type=float, default=1.25, help="offline")

@@ -95,6 +95,7 @@ class Settings:
     max_num_waiting: int
     max_num_waiting_per_tenant: int
     reject_missed_deadlines: bool
+    max_inter_token_slowdown: float
 
 
 def _dtype(record: type) -> np.dtype[Any]:
@@ -191,6 +192,7 @@ def _settings(policy: Policy) -> Settings:
         _bound(policy.max_num_waiting),
         _bound(policy.max_num_waiting_per_tenant),
         policy.reject_missed_deadlines,
+        policy.max_inter_token_slowdown,
     )
     return cast(Settings, np.array(settings, dtype=_SETTINGS)[()])
 

@@ -12,6 +12,7 @@ run are in it.
 
 `target_inter_token_latency_us` bounds the prefill tokens of a pass while anyone decodes: to what the latency model
 leaves of the target when all decodes are paid for, and never below a block, so that prompts go on.
+`max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from scheduler_service.core.policy import BatchComposition
 from scheduler_service.core.rows import total, zeros
 from scheduler_service.core.state import IntArray
 from scheduler_service.core.work import most_outputs_left
+
+# A model may hold any figures; above 30 years they make no difference, and products of them stay finite.
+_MOST_US = 1e15
 
 
 class TokensLeft(NamedTuple):
@@ -98,8 +102,9 @@ def _drafts_of_use(case: Case, row: int) -> int:
 @lean
 def prefill_budget(running: IntArray, case: Case) -> int:
     """Most prefill tokens of the pass."""
-    most, target, latency = case.limits.max_num_batched_tokens, case.policy.target_inter_token_latency_us, case.latency
-    if target == UNBOUNDED or latency.prefill_token_us == 0:
+    most, latency = case.limits.max_num_batched_tokens, case.latency
+    target, slowdown = case.policy.target_inter_token_latency_us, case.policy.max_inter_token_slowdown
+    if (target == UNBOUNDED and slowdown == 0) or latency.prefill_token_us == 0:
         return most
     num_decodes, num_kv_tokens = 0, 0
     for row in running:
@@ -109,8 +114,12 @@ def prefill_budget(running: IntArray, case: Case) -> int:
     if num_decodes == 0:
         return most
     spent_us = latency.pass_us + num_decodes * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
-    # A model may hold any figures, so this may be infinite until it is bounded.
-    num_tokens = max((target - spent_us) / latency.prefill_token_us, float(case.limits.block_size))
+    # A model may hold any figures, so these may be infinite until they are bounded.
+    spent_us = min(spent_us, _MOST_US)
+    left_us = (slowdown - 1) * spent_us if slowdown > 0 else _MOST_US
+    if target != UNBOUNDED:
+        left_us = min(left_us, target - spent_us)
+    num_tokens = max(left_us / latency.prefill_token_us, float(case.limits.block_size))
     return int(min(num_tokens, float(most)))
 
 

@@ -100,6 +100,7 @@ class Policy:
     max_num_waiting: int | None = None
     max_num_waiting_per_tenant: int | None = None
     reject_missed_deadlines: bool = False
+    max_inter_token_slowdown: float = 0.0
 
 
 # Least value that a setting may have; the value itself is allowed where `_ABOVE` does not name the setting.
@@ -111,12 +112,13 @@ _LEAST: dict[str, int] = {
     "chunk_size_tokens": 1,
     "max_num_partial_prefills": 1,
     "target_inter_token_latency_us": 1,
+    "max_inter_token_slowdown": 0,
     "max_times_overtaken": 0,
     "max_num_waiting": 0,
     "max_num_waiting_per_tenant": 0,
 }
 _ABOVE = ("aging_seconds",)
-_MOST: dict[str, float] = {"watermark": 1.0, "kv_residency_charge": 1e6}
+_MOST: dict[str, float] = {"watermark": 1.0, "kv_residency_charge": 1e6, "max_inter_token_slowdown": 1e6}
 
 
 def check_policy(policy: Policy, field: str) -> None:

@@ -137,6 +137,7 @@ def policies(draw: st.DrawFn) -> Policy:
         max_num_partial_prefills=draw(st.sampled_from([None, 1, 2])),
         prefill_sharing=draw(st.sampled_from(PrefillSharing)),
         target_inter_token_latency_us=draw(st.sampled_from([None, 1, 1100])),
+        max_inter_token_slowdown=draw(st.sampled_from([0.0, 0.5, 1.0, 1.5, 1e6])),
         batch_composition=draw(st.sampled_from(BatchComposition)),
         head_of_line=draw(st.sampled_from(HeadOfLine)),
         max_times_overtaken=draw(st.sampled_from([0, 1, 2, 16])),

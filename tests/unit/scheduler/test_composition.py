@@ -131,6 +131,38 @@ def test_a_target_for_the_inter_token_latency_bounds_the_prefill(target_us: int,
     assert tokens(plan_executor(alone, Policy(target_inter_token_latency_us=target_us))) == {3: 64}
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "target_us", "num_tokens"),
+    [
+        (1.5, None, 52),
+        (1.25, None, 26),
+        (1.0, None, 16),  # a block, so that prompts go on
+        (0.5, None, 16),
+        (1e6, None, 64 - 2),
+        (1.5, 1390, 35),  # the smaller of the two bounds
+        (1.25, 1390, 26),
+    ],
+)
+def test_prefills_slow_decodes_down_by_a_factor_at_most(
+    slowdown: float, target_us: int | None, num_tokens: int
+) -> None:
+    # The two decodes take 1040 us alone, a prefill token 10.
+    latency = replace(LATENCY, kv_token_us=0.0)
+    rows = [running(1), running(2), waiting(3, num_prompt_tokens=200)]
+    policy = Policy(max_inter_token_slowdown=slowdown, target_inter_token_latency_us=target_us)
+    assert tokens(plan_executor(executor_of(*rows, latency=latency), policy))[3] == num_tokens
+    prompt_that_runs = executor_of(running(1), running(2), prefilling(3, 200), latency=latency)
+    assert tokens(plan_executor(prompt_that_runs, policy))[3] == num_tokens
+    assert tokens(plan_executor(executor_of(rows[2], latency=latency), policy)) == {3: 64}
+
+
+def test_figures_that_no_machine_has_bound_prefills_all_the_same() -> None:
+    latency = replace(LATENCY, decode_request_us=1e308, kv_token_us=1e308)
+    state = executor_of(running(1), running(2), waiting(3, num_prompt_tokens=200), latency=latency)
+    assert tokens(plan_executor(state, Policy(max_inter_token_slowdown=1.0)))[3] == 16
+    assert tokens(plan_executor(state, Policy(max_inter_token_slowdown=2.0)))[3] == 64 - 2
+
+
 def test_drafts_beyond_the_end_of_the_answer_are_not_run() -> None:
     state = executor_of(running(1, num_draft_tokens=5, max_output_tokens=4))
     assert tokens(plan_executor(state, Policy())) == {1: 3}
