@@ -8,8 +8,8 @@ at random times (Poisson). Some are cancelled, some have a deadline, some ask fo
   cancelled; DEADLINE_EXCEEDED where it had a deadline; RESOURCE_EXHAUSTED, for more come than may wait.
 - The executor's counters add up, and agree with what the clients saw.
 - In the end every block is free and no name is left; books that are wrong, or a request that failed, are in the log.
-- Memory is flat: after the first third, the median of the executor's resident memory over the last sixth of the run is
-  at most --max-growth-mib above that over the first sixth; a scheduler never has more than --max-scheduler-mib.
+- Memory is flat: after the first third of the run, the median of the executor's resident memory over the last quarter of
+  the samples is at most --max-growth-mib above that over the first; a scheduler never has more than --max-scheduler-mib.
 
 Exit status 1 if anything does not hold. The last line of the output is a summary in JSON.
 """
@@ -95,11 +95,10 @@ class Memory:
     most_of_a_scheduler: float = 0.0
 
     def growth_mib(self, from_s: float, to_s: float) -> float:
-        """Between the medians of the first and the last sixth of the run that are in this span."""
-        share = (to_s - from_s) / 4
-        first = [mib for at, mib in self.executor if from_s <= at < from_s + share]
-        last = [mib for at, mib in self.executor if to_s - share <= at < to_s]
-        return statistics.median(last) - statistics.median(first)
+        """Between the medians of the first and the last quarter of the samples in this span; 0 where there are few."""
+        samples = [mib for at, mib in self.executor if from_s <= at < to_s]
+        share = len(samples) // 4
+        return statistics.median(samples[-share:]) - statistics.median(samples[:share]) if share else 0.0
 
 
 def main() -> int:
