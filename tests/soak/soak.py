@@ -8,8 +8,9 @@ at random times (Poisson). Some are cancelled, some have a deadline, some ask fo
   cancelled; DEADLINE_EXCEEDED where it had a deadline; RESOURCE_EXHAUSTED, for more come than may wait.
 - The executor's counters add up, and agree with what the clients saw.
 - In the end every block is free and no name is left; books that are wrong, or a request that failed, are in the log.
-- Memory is flat: after the first third of the run, the median of the executor's resident memory over the last quarter of
-  the samples is at most --max-growth-mib above that over the first; a scheduler never has more than --max-scheduler-mib.
+- Memory is flat: after the first third of the run, the median of the executor's resident memory over the last quarter
+  of the samples is at most --max-growth-mib above that over the first; a scheduler never has more than
+  --max-scheduler-mib.
 
 Exit status 1 if anything does not hold. The last line of the output is a summary in JSON.
 """
