@@ -215,14 +215,16 @@ def _rank(policy: Policy, work: int, arrival: int, priority: int, deadline: int,
 
 
 def _tenant_counters(executor: ExecutorState) -> list[float]:
-    """Weighted service of each tenant; idle ones count no less than the least of those that are on the device."""
+    """Weighted service of each tenant; one that is idle counts as just less than the least of those on the device."""
     tenants = executor.tenants if len(executor.tenants) > 0 else NOBODY_NAMED
     counters = [tenant.service / tenant.weight for tenant in tenants]
     table = executor.requests
     on_device = (RequestStatus.RUNNING, RequestStatus.LOADING)
     active = {t for t, s in zip(table.tenant.tolist(), table.status.tolist(), strict=True) if s in on_device}
-    least = min((counters[tenant] for tenant in active), default=0.0)
-    return [count if tenant in active else max(count, least) for tenant, count in enumerate(counters)]
+    if not active:
+        return counters
+    least = min(counters[tenant] for tenant in active)
+    return [count if count >= least else math.nextafter(least, -math.inf) for count in counters]
 
 
 def ceil_div(dividend: int, divisor: int) -> int:

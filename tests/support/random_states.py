@@ -36,6 +36,7 @@ def random_policy(random: Random) -> Policy:
         "max_num_partial_prefills": [1, 2],
         "prefill_sharing": list(PrefillSharing),
         "target_inter_token_latency_us": [1, 1300],
+        "max_inter_token_slowdown": [0.5, 1.0, 1.5],
         "batch_composition": list(BatchComposition),
         "head_of_line": list(HeadOfLine),
         "max_times_overtaken": [0, 1, 2],
