@@ -6,7 +6,10 @@ once; what they are called with later is of the same types, so nothing compiles 
 
 from __future__ import annotations
 
+import shutil
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import structlog
@@ -18,6 +21,8 @@ from scheduler_service.core.plan import plan
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ClusterState, ExecutorLimits, ExecutorState, Requests, RequestStatus
 from scheduler_service.core.validate import validate
+
+UNUSED_SECONDS = 7 * 24 * 3600
 
 log = structlog.get_logger(__name__)
 
@@ -38,11 +43,21 @@ def warm_up() -> None:
     explain(cluster, plan(cluster, policy), policy)
     place(cluster, _waiting(3), np.zeros((1, 1), dtype=np.int64), Placement.LEAST_LOADED, 0, frozenset())
     compiled.mark_as_complete()
+    if compiled.CACHE_DIRECTORY is not None:
+        drop_unused(compiled.CACHE_DIRECTORY)
     seconds = round(time.perf_counter() - started, 2)
     if compiled.CACHE_DIRECTORY is None:
         log.warning("core_compiled_for_this_process_alone", seconds=seconds, why="no directory to keep it in")
     else:
         log.info("core_compiled", seconds=seconds, kept_in=str(compiled.CACHE_DIRECTORY))
+
+
+def drop_unused(in_use: Path) -> None:
+    """Remove what was compiled of other versions beside `in_use`, and not used for a week."""
+    for mark in in_use.parent.glob(f"compiled-*/{compiled.COMPLETE}"):
+        with suppress(OSError):  # another process was first, or it is not ours to remove
+            if mark.parent != in_use and time.time() - mark.stat().st_mtime > UNUSED_SECONDS:
+                shutil.rmtree(mark.parent)
 
 
 def _waiting(*ids: int) -> Requests:

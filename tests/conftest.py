@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from support.services import Service, running_executor, running_scheduler
 from support.wire import Client, connected
 
 register_profiles()
+# Of the tests that run side by side each has as many threads as there are cores: they must not spin while they wait, as
+# executors do not. OpenMP reads this when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 @pytest.fixture(scope="session")

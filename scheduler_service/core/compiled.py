@@ -10,6 +10,7 @@ The code is for the generic processor of its architecture, without fast arithmet
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -29,7 +30,7 @@ _config: Any = numba.config
 _HERE = Path(__file__).parent
 
 # A file that says that everything is there.
-_COMPLETE = "complete"
+COMPLETE = "complete"
 
 # Read by Numba when it compiles the first function of the process.
 if _config.CPU_NAME is None:
@@ -98,14 +99,15 @@ def _is_of_use(directory: Path) -> bool:
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=directory).close()
     except OSError:
-        return (directory / _COMPLETE).exists()
+        return (directory / COMPLETE).exists()
     return True
 
 
 def mark_as_complete() -> None:
-    """Say that everything is kept there, so that it is of use where it cannot be written to."""
-    if CACHE_DIRECTORY is not None and not (CACHE_DIRECTORY / _COMPLETE).exists():
-        (CACHE_DIRECTORY / _COMPLETE).touch()
+    """Say that everything is kept there, so that it is of use where it cannot be written to, and was used now."""
+    if CACHE_DIRECTORY is not None:
+        with suppress(OSError):  # somebody else's, who said so
+            (CACHE_DIRECTORY / COMPLETE).touch()
 
 
 CACHE_DIRECTORY = _cache_directory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from scheduler_service.core.explain import why_each
 from scheduler_service.core.placement import load_of_each
 from scheduler_service.core.plan import decide, plan_executor
 from scheduler_service.core.validate import examine, examine_tenants, validate
-from scheduler_service.warm_up import warm_up
+from scheduler_service.warm_up import UNUSED_SECONDS, drop_unused, warm_up
 from support.random_states import random_executor, random_policy
 from support.states import cluster_of
 
@@ -64,3 +65,16 @@ def test_a_directory_that_cannot_be_written_to_is_of_use_if_everything_is_there(
     assert compiled._is_of_use(tmp_path / "new")
     (tmp_path / "file").touch()
     assert not compiled._is_of_use(tmp_path / "file" / "new")
+
+
+def test_what_other_versions_left_is_removed_once_nobody_has_used_it_for_a_week(tmp_path: Path) -> None:
+    now = time.time()
+    for name, age in (("used", 0.0), ("unused", UNUSED_SECONDS + 60.0), ("in-use", UNUSED_SECONDS + 60.0)):
+        directory = tmp_path / f"compiled-{name}"
+        directory.mkdir()
+        (directory / compiled.COMPLETE).touch()
+        os.utime(directory / compiled.COMPLETE, (now - age, now - age))
+    (tmp_path / "compiled-by-another-just-now").mkdir()
+    drop_unused(tmp_path / "compiled-in-use")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["compiled-by-another-just-now", "compiled-in-use", "compiled-used"]
