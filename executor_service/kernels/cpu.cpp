@@ -1,5 +1,6 @@
 // The operations of a forward pass that torch has only as chains of small ones, or only over gathered copies:
-// storing keys and values in their slots, attention of decodes over pages in place, normalisation, rotation, gating.
+// storing keys and values in their slots, attention of decodes over pages in place, normalisation, rotation, gating, and
+// all that stands between a layer's first product and its attention.
 //
 // Plain C functions over raw memory, so that the library depends on no version of torch and compiles in seconds; cpu.py
 // declares them. Sums are in float32 whatever the type of the model. Threads are OpenMP's, those that torch uses. No loop
@@ -35,8 +36,9 @@ inline float rounded(float value) {
     return load(result);
 }
 
-// Work below this many numbers takes less time than waking other threads.
-constexpr int64_t kSerial = 16 * 1024;
+// Work below this many numbers is left to one thread: some ten microseconds, in which others may have something better to
+// do than to wait for the end of it.
+constexpr int64_t kSerial = 64 * 1024;
 
 // exp as a polynomial (Cephes), since compilers do not vectorise the library's without giving up NaN. Error: 2 units in
 // the last place; beyond 87 on either side it stays at that value, and what is not finite becomes a NaN. The clamp works
@@ -198,52 +200,85 @@ void attend_decodes(const T* query, T* output, const T* keys, const T* values, c
     }
 }
 
-// input, output [rows, dim]: x / sqrt(mean(x²) + epsilon) · weight. Llama rounds before it multiplies by the weight,
-// Gemma after.
+// x / sqrt(mean(x²) + epsilon) · weight of one row. Llama rounds before it multiplies by the weight, Gemma after.
+template <typename T>
+inline void normalise_row(const T* x, T* y, const float* weight, int64_t dim, float epsilon, int32_t rounds_first) {
+    float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t d = 0; d < dim; ++d) squares += load(x[d]) * load(x[d]);
+    const float factor = 1.0f / std::sqrt(squares / static_cast<float>(dim) + epsilon);
+    if (rounds_first) {
+#pragma omp simd
+        for (int64_t d = 0; d < dim; ++d) store(y + d, rounded<T>(load(x[d]) * factor) * weight[d]);
+    } else {
+#pragma omp simd
+        for (int64_t d = 0; d < dim; ++d) store(y + d, load(x[d]) * factor * weight[d]);
+    }
+}
+
+// input, output [rows, dim].
 template <typename T>
 void normalise(const T* input, T* output, const float* weight, int64_t num_rows, int64_t dim, float epsilon,
                int32_t rounds_first) {
 #pragma omp parallel for if (num_rows * dim > kSerial)
-    for (int64_t r = 0; r < num_rows; ++r) {
-        const T* x = input + r * dim;
-        T* y = output + r * dim;
-        float squares = 0.0f;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t d = 0; d < dim; ++d) squares += load(x[d]) * load(x[d]);
-        const float factor = 1.0f / std::sqrt(squares / static_cast<float>(dim) + epsilon);
-        if (rounds_first) {
+    for (int64_t r = 0; r < num_rows; ++r)
+        normalise_row(input + r * dim, output + r * dim, weight, dim, epsilon, rounds_first);
+}
+
+// One head in place, its halves rotated by cosine and sine [D] (the convention of GPT-NeoX).
+template <typename T>
+inline void rotate_head(T* head, const T* cosine, const T* sine, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    T *low = head, *high = head + half;
 #pragma omp simd
-            for (int64_t d = 0; d < dim; ++d) store(y + d, rounded<T>(load(x[d]) * factor) * weight[d]);
-        } else {
-#pragma omp simd
-            for (int64_t d = 0; d < dim; ++d) store(y + d, load(x[d]) * factor * weight[d]);
-        }
+    for (int64_t d = 0; d < half; ++d) {
+        const float a = load(low[d]), b = load(high[d]);
+        store(low + d, rounded<T>(a * load(cosine[d])) - rounded<T>(b * load(sine[d])));
+        store(high + d, rounded<T>(b * load(cosine[d + half])) + rounded<T>(a * load(sine[d + half])));
     }
 }
 
-// states [T, heads, D] in place, the halves of D rotated by cosine and sine [T, D] (the convention of GPT-NeoX).
+// states [T, heads, D] in place, by cosine and sine [T, D].
 template <typename T>
 void rotate(T* states, const T* cosine, const T* sine, int64_t num_tokens, int64_t num_heads, int64_t head_dim) {
-    const int64_t half = head_dim / 2;
 #pragma omp parallel for if (num_tokens * num_heads * head_dim > kSerial)
+    for (int64_t token = 0; token < num_tokens; ++token)
+        for (int64_t head = 0; head < num_heads; ++head)
+            rotate_head(states + (token * num_heads + head) * head_dim, cosine + token * head_dim, sine + token * head_dim,
+                        head_dim);
+}
+
+// All between the product that gives queries, keys and values and attention, in one sweep over the tokens. states
+// [T, H + 2 · K, D], queries first, then keys and values; the heads of queries and keys are normalised by their weights
+// [D] where those are not null, and rotated. Queries go to query [T, H, D], keys and values to their slots [.., K, D].
+template <typename T>
+void place_heads(const T* states, T* query, T* keys, T* values, const int64_t* slots, const T* cosine, const T* sine,
+                 const float* query_weight, const float* key_weight, int64_t num_tokens, int64_t num_heads,
+                 int64_t num_kv_heads, int64_t head_dim, float epsilon, int32_t rounds_first) {
+    const int64_t row = (num_heads + 2 * num_kv_heads) * head_dim, kv_row = num_kv_heads * head_dim;
+#pragma omp parallel for if (num_tokens * row > kSerial)
     for (int64_t token = 0; token < num_tokens; ++token) {
-        const T *c = cosine + token * head_dim, *s = sine + token * head_dim;
-        for (int64_t head = 0; head < num_heads; ++head) {
-            T *low = states + (token * num_heads + head) * head_dim, *high = low + half;
-#pragma omp simd
-            for (int64_t d = 0; d < half; ++d) {
-                const float a = load(low[d]), b = load(high[d]);
-                store(low + d, rounded<T>(a * load(c[d])) - rounded<T>(b * load(s[d])));
-                store(high + d, rounded<T>(b * load(c[d + half])) + rounded<T>(a * load(s[d + half])));
+        const T* source = states + token * row;
+        const auto place = [&](T* targets, int64_t count, const float* weight) {
+            for (int64_t head = 0; head < count; ++head, source += head_dim) {
+                T* target = targets + head * head_dim;
+                if (weight != nullptr)
+                    normalise_row(source, target, weight, head_dim, epsilon, rounds_first);
+                else
+                    std::copy_n(source, head_dim, target);
+                rotate_head(target, cosine + token * head_dim, sine + token * head_dim, head_dim);
             }
-        }
+        };
+        place(query + token * num_heads * head_dim, num_heads, query_weight);
+        place(keys + slots[token] * kv_row, num_kv_heads, key_weight);
+        std::copy_n(source, kv_row, values + slots[token] * kv_row);
     }
 }
 
 // input [rows, 2 · dim], gates first, output [rows, dim]: activation(gate) · up. GELU by tanh is x · sigmoid(2u).
 template <typename T>
 void gate(const T* input, T* output, int64_t num_rows, int64_t dim, int32_t is_gelu) {
-#pragma omp parallel for if (num_rows * dim > kSerial / 4)
+#pragma omp parallel for if (num_rows * dim > kSerial / 16)
     for (int64_t r = 0; r < num_rows; ++r) {
         const T *gates = input + r * 2 * dim, *ups = gates + dim;
         T* y = output + r * dim;
@@ -281,6 +316,13 @@ void gate(const T* input, T* output, int64_t num_rows, int64_t dim, int32_t is_g
     void rotate_##suffix(T* states, const T* cosine, const T* sine, int64_t num_tokens, int64_t num_heads,             \
                          int64_t head_dim) {                                                                           \
         rotate(states, cosine, sine, num_tokens, num_heads, head_dim);                                                 \
+    }                                                                                                                  \
+    void place_heads_##suffix(const T* states, T* query, T* keys, T* values, const int64_t* slots, const T* cosine,        \
+                              const T* sine, const float* query_weight, const float* key_weight, int64_t num_tokens,   \
+                              int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon,                \
+                              int32_t rounds_first) {                                                                  \
+        place_heads(states, query, keys, values, slots, cosine, sine, query_weight, key_weight, num_tokens, num_heads, \
+                    num_kv_heads, head_dim, epsilon, rounds_first);                                                    \
     }                                                                                                                  \
     void gate_##suffix(const T* input, T* output, int64_t num_rows, int64_t dim, int32_t is_gelu) {                    \
         gate(input, output, num_rows, dim, is_gelu);                                                                   \

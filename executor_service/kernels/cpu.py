@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _SIGNATURES = {
     "attend_decodes": [_POINTER] * 7 + [_SIZE] * 9 + [_FLOAT] * 2,
     "normalise": [_POINTER] * 3 + [_SIZE] * 2 + [_FLOAT, _FLAG],
     "rotate": [_POINTER] * 3 + [_SIZE] * 3,
+    "place_heads": [_POINTER] * 9 + [_SIZE] * 4 + [_FLOAT, _FLAG],
     "gate": [_POINTER] * 2 + [_SIZE] * 2 + [_FLAG],
 }
 SERVED_DTYPES = (torch.bfloat16, torch.float32)
@@ -34,6 +36,16 @@ SERVED_DTYPES = (torch.bfloat16, torch.float32)
 class Gate(Enum):
     SILU = 0
     GELU_TANH = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorms:
+    """How the heads of queries and keys are normalised, each by its root mean square."""
+
+    query_weight: torch.Tensor  # [D] float32
+    key_weight: torch.Tensor  # [D] float32
+    epsilon: float
+    rounds_first: bool
 
 
 class CpuKernels:
@@ -47,6 +59,7 @@ class CpuKernels:
             self._attend_decodes = _function(functions, "attend_decodes", dtype)
             self._normalise = _function(functions, "normalise", dtype)
             self._rotate = _function(functions, "rotate", dtype)
+            self._place_heads = _function(functions, "place_heads", dtype)
             self._gate = _function(functions, "gate", dtype)
             self.products = Products.of(functions) if dtype is torch.bfloat16 else None
         except (OSError, AttributeError) as error:
@@ -144,6 +157,48 @@ class CpuKernels:
     def rotate(self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
         """Rotate states [T, H, D], contiguous, in place by cosine and sine [T, D]."""
         self._rotate(states.data_ptr(), cosine.data_ptr(), sine.data_ptr(), *states.shape)
+
+    def place_heads(
+        self,
+        states: torch.Tensor,
+        key_slots: torch.Tensor,
+        value_slots: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        norms: HeadNorms | None,
+    ) -> torch.Tensor:
+        """Queries [T, H, D], normalised and rotated, of states [T, (H + 2 * K) * D]; keys and values go to slots.
+
+        key_slots, value_slots [num_slots, K, D]; slot_mapping [T] int64; cosine, sine [T, D], contiguous.
+        """
+        _, num_kv_heads, head_dim = key_slots.shape
+        num_tokens, width = states.shape
+        num_heads = width // head_dim - 2 * num_kv_heads
+        assert states.is_contiguous()
+        assert cosine.is_contiguous()
+        assert sine.is_contiguous()
+        assert key_slots.is_contiguous()
+        assert value_slots.is_contiguous()
+        query = states.new_empty(num_tokens, num_heads, head_dim)
+        self._place_heads(
+            states.data_ptr(),
+            query.data_ptr(),
+            key_slots.data_ptr(),
+            value_slots.data_ptr(),
+            slot_mapping.data_ptr(),
+            cosine.data_ptr(),
+            sine.data_ptr(),
+            None if norms is None else norms.query_weight.data_ptr(),
+            None if norms is None else norms.key_weight.data_ptr(),
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            0.0 if norms is None else norms.epsilon,
+            norms is not None and norms.rounds_first,
+        )
+        return query
 
     def gate(self, gates_and_ups: torch.Tensor, activation: Gate) -> torch.Tensor:
         """activation(gate) * up of [..., 2 * I], contiguous, gates first. Returns [..., I]."""

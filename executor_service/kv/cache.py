@@ -80,11 +80,16 @@ class KVCache:
         swap_shape = _pool_shape(spec, 0 if on_cuda else num_swap_blocks)
         self._swap_pool = _zeros(swap_shape, spec.dtype, torch.device("cpu"))
         self._layers = tuple((pool[0], pool[1]) for pool in self._pool)
+        self._layer_slots = tuple((keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self._layers)
         self._scratch = torch.empty(0, dtype=spec.dtype, device=self.device)
 
     def layer_blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [num_blocks, block_size, H, D] of one layer, the pool itself."""
         return self._layers[layer]
+
+    def layer_slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as keys and values [num_blocks * block_size, H, D]."""
+        return self._layer_slots[layer]
 
     def write(
         self,
@@ -95,7 +100,7 @@ class KVCache:
         kernels: CpuKernels | None = None,
     ) -> None:
         """Store keys and values [T, H, D] of one layer in slots [T] int64, slot = block * block_size + offset."""
-        key_slots, value_slots = (blocks.flatten(0, 1) for blocks in self._layers[layer])
+        key_slots, value_slots = self._layer_slots[layer]
         if kernels is not None:
             kernels.write_slots(key_slots, value_slots, keys, values, slot_mapping)
         else:

@@ -27,6 +27,16 @@ ATTN_IMPLEMENTATION = "metronome_paged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """What a layer asks of its attention."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None  # [H]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedContext:
     """What a layer needs beside its own queries, keys and values."""
 
@@ -34,6 +44,60 @@ class PagedContext:
     batch: DeviceBatch
     kernels: CpuKernels | None
     by_varlen: bool = False  # the device has a kernel that reads pages
+
+    def write_and_attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """queries [T, H, D], keys and values [T, K, D], which are stored first. Returns [T, H, D]."""
+        self.kv_cache.write(layer, keys, values, self.batch.slot_mapping, self.kernels)
+        return self.attend(layer, queries, options)
+
+    def attend(self, layer: int, queries: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+        """queries [T, H, D], whose keys and values are in the cache. Returns [T, H, D], contiguous."""
+        kv_cache, batch, kernels, scaling = self.kv_cache, self.batch, self.kernels, options.scaling
+        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        is_plain = options.softcap is None and options.sinks is None
+        if self.by_varlen and is_plain:
+            attend_varlen(queries, attended, kv_cache, batch, layer=layer, scaling=scaling, window=options.window)
+            return attended
+        num_decodes = batch.host.num_decodes
+        if kernels is not None and num_decodes:
+            kernels.attend_decodes(
+                queries,
+                attended,
+                *kv_cache.layer_blocks(layer),
+                batch.host.block_tables,
+                batch.host.context_lens[:num_decodes],
+                scaling=scaling,
+                window=options.window,
+                softcap=options.softcap,
+                sinks=None if options.sinks is None else options.sinks.float(),
+            )
+        elif is_plain:
+            groups = batch.decode_groups(options.window)
+            attend_decode_groups(queries, attended, kv_cache, groups, layer=layer, scaling=scaling)
+        if is_plain:
+            chunks = batch.prefill_chunks(options.window)
+            attend_prefill_chunks(queries, attended, kv_cache, chunks, layer=layer, scaling=scaling)
+        else:
+            reference_attention(
+                queries,
+                attended,
+                kv_cache,
+                batch.host,
+                first_request=0 if kernels is None else num_decodes,
+                layer=layer,
+                scaling=scaling,
+                window=options.window,
+                softcap=options.softcap,
+                sinks=options.sinks,
+            )
+        return attended
 
 
 def register_paged_attention() -> None:
@@ -62,46 +126,6 @@ def paged_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, K, T, D]. Returns [1, T, H, D] and no weights."""
     layer: int = module.layer_idx  # type: ignore[assignment]  # nn.Module types every attribute as Tensor or Module
-    kv_cache, batch, kernels = paged_context.kv_cache, paged_context.batch, paged_context.kernels
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [T, heads, D]
-    attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
-    kv_cache.write(layer, keys, values, batch.slot_mapping, kernels)
-    is_plain = softcap is None and s_aux is None
-    if paged_context.by_varlen and is_plain:
-        attend_varlen(queries, attended, kv_cache, batch, layer=layer, scaling=scaling, window=sliding_window)
-        return attended.unsqueeze(0), None
-    num_decodes = batch.host.num_decodes
-    if kernels is not None and num_decodes:
-        kernels.attend_decodes(
-            queries,
-            attended,
-            *kv_cache.layer_blocks(layer),
-            batch.host.block_tables,
-            batch.host.context_lens[:num_decodes],
-            scaling=scaling,
-            window=sliding_window,
-            softcap=softcap,
-            sinks=None if s_aux is None else s_aux.float(),
-        )
-    elif is_plain:
-        attend_decode_groups(
-            queries, attended, kv_cache, batch.decode_groups(sliding_window), layer=layer, scaling=scaling
-        )
-    if is_plain:
-        attend_prefill_chunks(
-            queries, attended, kv_cache, batch.prefill_chunks(sliding_window), layer=layer, scaling=scaling
-        )
-    else:
-        reference_attention(
-            queries,
-            attended,
-            kv_cache,
-            batch.host,
-            first_request=0 if kernels is None else num_decodes,
-            layer=layer,
-            scaling=scaling,
-            window=sliding_window,
-            softcap=softcap,
-            sinks=s_aux,
-        )
-    return attended.unsqueeze(0), None
+    options = AttentionOptions(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    return paged_context.write_and_attend(layer, queries, keys, values, options).unsqueeze(0), None

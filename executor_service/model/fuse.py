@@ -3,7 +3,9 @@
 - Linear layers in bfloat16 multiply by weights that are packed beforehand, for our own kernel where the processor has
   tiles for it (AMX), else for oneDNN, which packs them in every call otherwise.
 - The output head stays as it is where `greedy_head.py` uses it: it may be the table of embeddings too.
-- RMS normalisation, rotary embedding and the gate of a feed-forward are one kernel each, not up to ten operations.
+- Attention has one product for queries, keys and values, and one kernel up to the cache (`fused_attention.py`). Where
+  that does not fit, rotary embedding alone is a kernel.
+- RMS normalisation and the gate of a feed-forward are one kernel each, not up to ten operations.
 
 A module is replaced only if the new one agrees with it on random input: class names say little about what a model of
 next year computes. What is not known, or does not agree, stays as it is.
@@ -22,10 +24,9 @@ from torch import nn
 
 from executor_service.kernels.cpu import CpuKernels, Gate
 from executor_service.kernels.products import Products
+from executor_service.model.agreement import agree, epsilon_of, is_rms_norm, sample
+from executor_service.model.fused_attention import fused_attention
 from executor_service.model.greedy_head import GreedyHead
-
-# What two roundings to a type can make of a number.
-_TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
 _ROTARY_NAME = "apply_rotary_pos_emb"
 
@@ -41,6 +42,7 @@ def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -
     """
     with torch.inference_mode():
         greedy_head = GreedyHead.of(model, kernels.products) if packs_weights else None
+        _replace(model, lambda module: _attention_maker(module, kernels))
         _replace(model, lambda module: _gated_feed_forward_maker(module, kernels))
         _replace(model, lambda module: _norm_maker(module, kernels))
         if packs_weights:
@@ -131,6 +133,12 @@ class FusedGatedFeedForward(nn.Module):
         return result
 
 
+def _attention_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
+    if fused_attention(module, kernels) is None:
+        return None
+    return lambda attention: fused_attention(attention, kernels) or attention
+
+
 def _linear_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
     if type(module) is not nn.Linear or module.weight.dtype is not torch.bfloat16:
         return None
@@ -149,19 +157,16 @@ def _linear_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
 
 def _norm_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
     """Weights are factors, or what is added to 1; they multiply before or after the result is rounded."""
-    if not type(module).__name__.endswith("RMSNorm") or getattr(module, "weight", None) is None:
+    if not is_rms_norm(module):
         return None
-    epsilon_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
-    if not hasattr(module, epsilon_name):
-        return None
-    sample = _sample(1, 3, 2, module.weight.shape[0], dtype=kernels.dtype)
+    states = sample(1, 3, 2, module.weight.shape[0], dtype=kernels.dtype)
     for offset, rounds_first in itertools.product((0.0, 1.0), (False, True)):
 
         def make(norm: Any, offset: float = offset, rounds_first: bool = rounds_first) -> nn.Module:
-            epsilon = getattr(norm, epsilon_name)
-            return FusedNorm(norm.weight.float() + offset, epsilon, rounds_first=rounds_first, kernels=kernels)
+            weight = norm.weight.float() + offset
+            return FusedNorm(weight, epsilon_of(norm), rounds_first=rounds_first, kernels=kernels)
 
-        if _agree(lambda: make(module)(sample), lambda: module(sample)):  # called at once
+        if agree(lambda: make(module)(states), lambda: module(states)):  # called at once
             return make
     return None
 
@@ -177,8 +182,8 @@ def _gated_feed_forward_maker(module: Any, kernels: CpuKernels) -> _Maker | None
     def make(feed_forward: Any) -> nn.Module:
         return FusedGatedFeedForward(feed_forward, gate, kernels)
 
-    sample = _sample(2, module.gate_proj.in_features, dtype=kernels.dtype)
-    return make if _agree(lambda: make(module)(sample), lambda: module(sample)) else None
+    states = sample(2, module.gate_proj.in_features, dtype=kernels.dtype)
+    return make if agree(lambda: make(module)(states), lambda: module(states)) else None
 
 
 def _fuse_rotary(model: nn.Module, kernels: CpuKernels) -> None:
@@ -220,22 +225,9 @@ class FusedRotary:
 
     def agrees(self) -> bool:
         dtype = self._kernels.dtype
-        query, key = (_sample(1, 3, heads, 8, dtype=dtype).transpose(1, 2) for heads in (2, 1))
-        angles = _sample(1, 3, 4, dtype=dtype).repeat(1, 1, 2)  # both halves turn by the same angles
-        return _agree(
+        query, key = (sample(1, 3, heads, 8, dtype=dtype).transpose(1, 2) for heads in (2, 1))
+        angles = sample(1, 3, 4, dtype=dtype).repeat(1, 1, 2)  # both halves turn by the same angles
+        return agree(
             lambda: torch.cat(self(query.clone(), key.clone(), angles.cos(), angles.sin()), dim=1),
             lambda: torch.cat(self._original(query, key, angles.cos(), angles.sin()), dim=1),
         )
-
-
-def _sample(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
-def _agree(compute_ours: Callable[[], torch.Tensor], compute_theirs: Callable[[], torch.Tensor]) -> bool:
-    try:
-        ours, theirs = compute_ours(), compute_theirs()
-    except Exception:  # it takes something else than its name says, so it is something else
-        return False
-    tolerance = _TOLERANCES[theirs.dtype]
-    return ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance)

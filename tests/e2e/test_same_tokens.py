@@ -15,7 +15,7 @@ from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.plan import EvictMode
 from executor_service.engine.planning import Overlap
 from executor_service.engine.request import FinishReason
-from executor_service.model.attention import ATTN_IMPLEMENTATION
+from executor_service.kernels.choice import KernelChoice
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.loader import load_model
 from executor_service.scheduler_client import SchedulerClient
@@ -47,21 +47,17 @@ def prompts(loaded: LoadedModel) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(loaded: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers generates from each prompt by itself, with its own attention and cache."""
-    model = loaded.model
+def reference(prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers generates from each prompt by itself, with its own modules, attention and cache."""
+    model = load_model("gemma3-270m", dtype="float32", progress=print, kernels=KernelChoice.TORCH).model
     model.set_attn_implementation("sdpa")
-    try:
-        answers = []
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            output = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_NEW_TOKENS
-            )
-            answers.append(output[0, len(prompt) :].tolist())
-        return answers
-    finally:
-        model.set_attn_implementation(ATTN_IMPLEMENTATION)
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        output = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NUM_NEW_TOKENS)
+        answers.append(output[0, len(prompt) :].tolist())
+    return answers
 
 
 @pytest.fixture(scope="module")

