@@ -23,11 +23,11 @@ NODE_MODULES := $(if $(NODE),$(TYPESCRIPT)/node_modules/.ready)
 ##@ Run
 
 .PHONY: run
-run: $(VENV)/.ready $(VENV)/.model ## Set up what is missing, start a local stack, send real prompts, show each pass, stop it
+run: $(VENV)/.ready $(VENV)/.compiled $(VENV)/.model ## Set up what is missing, start a local stack, send real prompts, show each pass, stop it
 	@$(BIN)/metronome run
 
 .PHONY: up
-up: $(VENV)/.ready $(VENV)/.model ## Start a local stack (scheduler and executor on loopback) and leave it running
+up: $(VENV)/.ready $(VENV)/.compiled $(VENV)/.model ## Start a local stack (scheduler and executor on loopback) and leave it running
 	@$(BIN)/metronome up
 
 .PHONY: down
@@ -37,14 +37,14 @@ down: ## Stop the local stack
 ##@ Develop
 
 .PHONY: setup
-setup: $(VENV)/.ready $(VENV)/.model ## Create the virtual environment and install everything, the model included
+setup: $(VENV)/.ready $(VENV)/.compiled $(VENV)/.model ## Create the virtual environment and install everything, the model included
 
 .PHONY: node
 node: $(VENV)/.ready ## Install Node into the virtual environment, where the machine has none
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'metronome-llm[node]'
 
 .PHONY: test
-test: $(VENV)/.ready $(VENV)/.model $(NODE_MODULES) ## Run the tests (under 10 minutes on two cores)
+test: $(VENV)/.ready $(VENV)/.compiled $(VENV)/.model $(NODE_MODULES) ## Run the tests (under 10 minutes on two cores)
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not compose and not soak'
 
 .PHONY: soak-books
@@ -163,6 +163,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --editable .
 	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,dev]'
+	@touch $@
+
+# The planning core's machine code: a service that finds none compiles while others wait for it.
+$(VENV)/.compiled: $(VENV)/.ready $(wildcard scheduler_service/core/*.py)
 	@echo '==> The planning core: compiling it, which takes half a minute'
 	@$(BIN)/python -m scheduler_service.warm_up
 	@touch $@

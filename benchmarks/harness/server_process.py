@@ -17,7 +17,7 @@ import psutil
 SCHEDULER = ("-m", "scheduler_service", "--port", "0", "--log-level", "warning")
 ECHO = (str(Path(__file__).with_name("echo_server.py")),)
 TOKENS = (str(Path(__file__).with_name("token_server.py")),)
-START_SECONDS = 30.0
+START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 
 

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SCHEDULER = (sys.executable, "-m", "scheduler_service")
 EXECUTOR = (sys.executable, "-m", "executor_service")
-START_SECONDS = 60
+START_SECONDS = 180
 STOP_SECONDS = 30
 NO_SCHEDULER = "127.0.0.1:1"  # nobody listens there
 

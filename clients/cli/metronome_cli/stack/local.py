@@ -13,7 +13,7 @@ from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serv
 from metronome_cli.stack.stop import stop_all
 from metronome_client import SchedulerClient
 
-_SCHEDULER_TIMEOUT_S = 30.0
+_SCHEDULER_TIMEOUT_S = 180.0  # it compiles its core where nobody has yet, which takes half a minute of a core
 _EXECUTOR_TIMEOUT_S = 900.0  # it may download a model
 
 
