@@ -68,7 +68,11 @@ def test_every_record_is_on_disk_before_the_file_is_closed(tmp_path: Path) -> No
     file.close()
 
 
-@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"\xff" * 20), gzip.compress(b"\x02\xff\xff")])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip at all", gzip.compress(b"\xff" * 20), gzip.compress(b"\x02\xff\xff")],
+    ids=["no gzip", "no length", "no message"],
+)
 def test_what_is_no_recording_is_an_error(content: bytes) -> None:
     with pytest.raises(RecordingError, match="no recording"):
         list(read_recording(io.BytesIO(content)))
