@@ -33,7 +33,14 @@ def two_ranks(directory: Path, model: Path, scheduler: Service, *arguments: str)
 
 
 def ranks_of(service: Service) -> list[psutil.Process]:
-    return [process for process in children_of(service) if "executor_service.parallel.worker" in process.cmdline()]
+    return [process for process in children_of(service) if is_rank(process)]
+
+
+def is_rank(process: psutil.Process) -> bool:
+    try:
+        return "executor_service.parallel.worker" in process.cmdline()
+    except psutil.NoSuchProcess:  # it ended since it was listed
+        return False
 
 
 def children_of(service: Service) -> list[psutil.Process]:

@@ -61,7 +61,7 @@ def test_a_directory_that_cannot_be_written_to_is_of_use_if_everything_is_there(
 
     monkeypatch.setattr(compiled, "TemporaryFile", refuse)
     assert not compiled._is_of_use(tmp_path / "new")
-    (tmp_path / "new" / compiled._COMPLETE).touch()
+    (tmp_path / "new" / compiled.COMPLETE).touch()
     assert compiled._is_of_use(tmp_path / "new")
     (tmp_path / "file").touch()
     assert not compiled._is_of_use(tmp_path / "file" / "new")
