@@ -33,9 +33,9 @@ from harness.server_process import ECHO, SCHEDULER, on_cores, server_process
 from metronome.scheduler.v1 import scheduler_pb2
 from plan_latency import SIZES, state_of
 from scheduler_service.core.plan import plan
-from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ClusterState, ExecutorState, Requests
 from scheduler_service.core.validate import validate
+from scheduler_service.profiles import load_profiles
 
 BOUNDED_SIZE = (256, 1024)
 RATE_SIZE = (64, 64)
@@ -71,7 +71,7 @@ def _above(name: str, value: float, bound: float) -> Iterator[str]:
 
 def _round_trip(size: tuple[int, int], num_repetitions: int, num_round_trips: int) -> Figure:
     """Each sample is the median of one repetition, as is each sample of the reference."""
-    executor, policy = state_of(*size), Policy()
+    executor, policy = state_of(*size), load_profiles().default.policy
     request = plan_request(executor).SerializeToString()
     with server_process(*SCHEDULER) as scheduler, open_stream(scheduler.address, PLAN_STREAM_METHOD) as plans:
         plans.send(request)
