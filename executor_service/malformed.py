@@ -83,9 +83,7 @@ def _refusing_stream(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 async for response in responses:
                     yield response
-            except (
-                grpc.aio.BaseError
-            ):  # an abort, or that nobody is there any more to hear of it: gRPC knows what to do
+            except grpc.aio.BaseError:  # an abort, or nobody is there to hear of it any more: gRPC knows what to do
                 raise
             except Exception:
                 log.exception("call_failed")

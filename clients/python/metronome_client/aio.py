@@ -4,56 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
-from metronome_client.channels import ANSWER_TIMEOUT_S, DEFAULT_TIMEOUT_S, Tls, connection, duration
+from metronome_client.channels import ANSWER_TIMEOUT_S, duration
+from metronome_client.client import AsyncClient
 from metronome_client.errors import error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
 from metronome_client.inference import SERVICE
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
-from metronome_client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+from metronome_client.retry import Attempts
 
 _Response = TypeVar("_Response")
 
 
-class AsyncInferenceClient:
+class AsyncInferenceClient(AsyncClient):
     """Calls an executor, or several in turn, over one channel; settings as `InferenceClient`.
 
     Made in a running event loop, and used in that one alone. Every method raises `MetronomeError`.
     """
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        tls: Tls | None = None,
-        token: str = "",
-        retry: RetryPolicy = DEFAULT_RETRY,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        self._connection = connection(addresses, SERVICE, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
-        self._channel = self._connection.open_async()
+    _service = SERVICE
+
+    def _make_stubs(self, channel: grpc.aio.Channel) -> None:
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(channel)
         self._executor: executor_pb2_grpc.ExecutorServiceAsyncStub
-        self._executor = executor_pb2_grpc.ExecutorServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the channel; what streams on it is cancelled."""
-        await self._channel.close(grace=None)
+        self._executor = executor_pb2_grpc.ExecutorServiceStub(channel)
 
     async def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None, *, timeout_s: float | None = None

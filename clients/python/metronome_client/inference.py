@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
-from metronome_client.channels import ANSWER_TIMEOUT_S, DEFAULT_TIMEOUT_S, Tls, connection, duration
+from metronome_client.channels import ANSWER_TIMEOUT_S, duration
+from metronome_client.client import Client
 from metronome_client.errors import error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
-from metronome_client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+from metronome_client.retry import Attempts
 
 SERVICE = "metronome.inference.v1.InferenceService"
 
 _Response = TypeVar("_Response")
 
 
-class InferenceClient:
+class InferenceClient(Client):
     """Calls an executor, or several in turn, over one channel. May be shared by threads.
 
     `addresses`: host:port, or several, of which those are used that say SERVING; `state`, `watch_state` and `drain`
@@ -30,31 +30,11 @@ class InferenceClient:
     Every method raises `MetronomeError`; calls are tried again only where the contract allows it (`retry`).
     """
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        tls: Tls | None = None,
-        token: str = "",
-        retry: RetryPolicy = DEFAULT_RETRY,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        self._connection = connection(addresses, SERVICE, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
-        self._channel = self._connection.open()
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._executor = executor_pb2_grpc.ExecutorServiceStub(self._channel)
+    _service = SERVICE
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channel; what streams on it is cancelled."""
-        self._channel.close()
+    def _make_stubs(self, channel: grpc.Channel) -> None:
+        self._inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._executor = executor_pb2_grpc.ExecutorServiceStub(channel)
 
     def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None, *, timeout_s: float | None = None

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+import grpc
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from metronome_client.aio import ask_async
-from metronome_client.channels import DEFAULT_TIMEOUT_S, Tls, connection
+from metronome_client.client import AsyncClient, Client
 from metronome_client.inference import ask
-from metronome_client.retry import DEFAULT_RETRY, RetryPolicy
 
 SERVICE = "metronome.scheduler.v1.SchedulerService"
 
 
-class SchedulerClient:
+class SchedulerClient(Client):
     """Calls a scheduler, or several in turn, over one channel: they hold nothing, so any answers any call.
 
     May be shared by threads. `timeout_s`: deadline of a call. Every method raises `MetronomeError`.
     """
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        tls: Tls | None = None,
-        token: str = "",
-        retry: RetryPolicy = DEFAULT_RETRY,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        self._connection = connection(addresses, SERVICE, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
-        self._channel = self._connection.open()
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+    _service = SERVICE
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
+    def _make_stubs(self, channel: grpc.Channel) -> None:
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
     def plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         """Ask for the plan of a state. It changes nothing anywhere, so it can be asked for as often as wanted.
@@ -67,34 +44,14 @@ class SchedulerClient:
         return tuple(ask(self._scheduler.ListProfiles, request, self._connection.attempts(None)).profiles)
 
 
-class AsyncSchedulerClient:
+class AsyncSchedulerClient(AsyncClient):
     """The same for asyncio: made in a running event loop, and used in that one alone."""
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        tls: Tls | None = None,
-        token: str = "",
-        retry: RetryPolicy = DEFAULT_RETRY,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        self._connection = connection(addresses, SERVICE, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
-        self._channel = self._connection.open_async()
+    _service = SERVICE
+
+    def _make_stubs(self, channel: grpc.aio.Channel) -> None:
         self._scheduler: scheduler_pb2_grpc.SchedulerServiceAsyncStub
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the channel."""
-        await self._channel.close(grace=None)
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
     async def plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         """Ask for the plan of a state."""
