@@ -43,16 +43,18 @@ SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 )
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_OPTIONS = (
-    # Two servers on one port would share its connections and neither would know.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients may ping every 10 s, also while they only wait.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
+
+
+def _options(config: Config) -> tuple[tuple[str, int], ...]:
+    return (
+        # Two servers on one port would share its connections and neither would know.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        # Clients may ping every 10 s, also while they only wait.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
 
 
 class Server:
@@ -66,7 +68,7 @@ class Server:
         self._hub = WatchHub(loop)
         self._serving = Serving(streams=Streams(loop))
         self._health = HealthServicer()
-        self._server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()], options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()], options=_options(config))
         self._stop_asked = asyncio.Event()
         self._engine: threading.Thread | None = None
         self._engine_died = False

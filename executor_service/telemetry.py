@@ -15,6 +15,9 @@ from executor_service.engine.record import PassRecord
 log = structlog.get_logger()
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
 class LogFormat(Enum):
     CONSOLE = "console"
     JSON = "json"

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from enum import Enum
 
 import structlog
 
-from scheduler_service.config import LogFormat, LogLevel
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure_logging(log_format: LogFormat, log_level: LogLevel) -> None:
+class LogFormat(Enum):
+    CONSOLE = "console"
+    JSON = "json"
+
+
+def configure_logging(log_format: LogFormat, level: str) -> None:
     """Set up logging for the process. Call once, before the first event."""
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -24,7 +30,7 @@ def configure_logging(log_format: LogFormat, log_level: LogLevel) -> None:
         processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from metronome.scheduler.v1 import scheduler_pb2_grpc
 from scheduler_service import servicer
-from scheduler_service.config import SchedulerConfig
+from scheduler_service.config import parse_config
 from scheduler_service.profiles import load_profiles
 from scheduler_service.server import start_server
 from support.scheduler_process import plan_request
@@ -22,7 +22,7 @@ def crash(*_: object) -> None:
 
 async def answers_to_a_crash_and_a_retry(monkeypatch: pytest.MonkeyPatch) -> list[tuple[grpc.StatusCode, str]]:
     """Status code and reason of each."""
-    server = await start_server(SchedulerConfig(port=0), load_profiles())
+    server = await start_server(parse_config(["--port", "0"], {}), load_profiles())
     answers = []
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)

@@ -158,15 +158,19 @@ def test_an_address_that_cannot_be_is_told_with_its_cause(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (["--port", "99999"], {}, "argument --port: '99999' is not a port"),
-        (["--num-blocks", "0"], {}, "argument --num-blocks: '0' is not a whole number above 0"),
-        (["--kv-cache-memory", "much"], {}, "argument --kv-cache-memory: 'much' is not a size"),
-        (["--dtype", "float8"], {}, "argument --dtype: 'float8' is none of"),
-        (["--device", "gpu"], {}, "argument --device: 'gpu' is not a device: auto, cpu, cuda or cuda:N"),
-        (["--tensor-parallel-size", "0"], {}, "argument --tensor-parallel-size: '0' is not a whole number above 0"),
+        (["--port", "99999"], {}, "argument --port (flag): '99999' is not a port"),
+        (["--num-blocks", "0"], {}, "argument --num-blocks (flag): '0' is not a whole number above 0"),
+        (["--kv-cache-memory", "much"], {}, "argument --kv-cache-memory (flag): 'much' is not a size"),
+        (["--dtype", "float8"], {}, "argument --dtype (flag): 'float8' is none of"),
+        (["--device", "gpu"], {}, "argument --device (flag): 'gpu' is not a device: auto, cpu, cuda or cuda:N"),
+        (
+            ["--tensor-parallel-size", "0"],
+            {},
+            "argument --tensor-parallel-size (flag): '0' is not a whole number above 0",
+        ),
         (["--no-such-flag"], {}, "unrecognized arguments: --no-such-flag"),
-        ([], {"METRONOME_EXECUTOR_PORT": "here"}, "argument --port: 'here' is not a port"),
-        ([], {"METRONOME_EXECUTOR_OVERLAP": "maybe"}, "argument --overlap: 'maybe' is none of on, off"),
+        ([], {"METRONOME_EXECUTOR_PORT": "here"}, "argument --port (METRONOME_EXECUTOR_PORT): 'here' is not a port"),
+        ([], {"METRONOME_EXECUTOR_THREADZ": "1"}, "no setting; did you mean METRONOME_EXECUTOR_THREADS?"),
     ],
 )
 def test_a_setting_that_cannot_be_is_a_usage_error(

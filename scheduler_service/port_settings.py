@@ -1,0 +1,53 @@
+"""Settings that every service has: where it listens, with which TLS, and what it logs.
+
+The executor and the scheduler have a copy each: they share nothing but the contract.
+"""
+
+from __future__ import annotations
+
+from scheduler_service.address import is_loopback
+from scheduler_service.setting import Setting, member, message_size, one_of, path, port, switch, text
+from scheduler_service.setting_sources import SettingError, Values
+from scheduler_service.telemetry import LOG_LEVELS, LogFormat
+from scheduler_service.tls import TlsFiles
+
+LOGS = (
+    Setting("log_format", "logs", member(LogFormat), "console or json", default="console"),
+    Setting("log_level", "logs", one_of(*LOG_LEVELS), "debug, info, warning or error", default="info"),
+)
+
+
+def port_settings(default_port: int) -> tuple[Setting, ...]:
+    """Those of the port that a service listens on."""
+    return (
+        Setting("host", "serving", text, "address to listen on", default="127.0.0.1"),
+        Setting("port", "serving", port, "port to listen on; 0: any free one", default=str(default_port)),
+        Setting("tls_certificate", "serving", path, "PEM file: serve with TLS; read again when it changes"),
+        Setting("tls_key", "serving", path, "PEM file with the key of the certificate"),
+        Setting("tls_client_ca", "serving", path, "PEM file: clients must show a certificate that it signed"),
+        Setting("insecure", "serving", switch, "without TLS also on an address that is no loopback", default="off"),
+        Setting("address_file", "serving", path, "file that gets the bound host:port"),
+        Setting("max_message_bytes", "serving", message_size, "largest message, either way", default="64MiB"),
+    )
+
+
+def tls_of(values: Values) -> TlsFiles | None:
+    """None: no TLS. Raises SettingError where files are missing, or TLS is and the address asks for it."""
+    certificate, key, client_ca = values["tls_certificate"], values["tls_key"], values["tls_client_ca"]
+    if certificate is None and key is None:
+        if client_ca is not None:
+            raise SettingError("argument --tls-client-ca: needs --tls-certificate and --tls-key")
+        _check_address(values)
+        return None
+    if certificate is None or key is None:
+        raise SettingError("arguments --tls-certificate and --tls-key need each other")
+    return TlsFiles(certificate=certificate, key=key, client_ca=client_ca)
+
+
+def _check_address(values: Values) -> None:
+    host = values["host"]
+    if not (values["insecure"] or is_loopback(host)):
+        raise SettingError(
+            f"argument --host: {host} is no loopback address: give --tls-certificate and --tls-key, "
+            "or --insecure where the network is to be trusted"
+        )
