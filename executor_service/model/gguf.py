@@ -7,20 +7,23 @@ model of 270M parameters. The result is kept in the user's cache, keyed by the S
 
 Rules:
 - Weights are stored in float32: dequantised values are exact there, and any dtype can be loaded from it.
-- The directory is written under a temporary name and renamed, so it is whole or absent; if two processes convert the
-  same file, the first rename wins and the other uses it.
+- The directory is written under a temporary name and renamed, so it is whole or absent.
+- One process converts, which takes gigabytes of memory; others that want the same file wait for it. A file beside the
+  directory is locked meanwhile, and the system unlocks it if the process dies.
 - The stamp holds size, time and digest of each file. A size that differs means damage; a time that differs means that
   the digest decides. Damaged directories are converted again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +57,31 @@ def convert(gguf_file: Path, sha256: str, cache_dir: Path, progress: Callable[[s
     target = _directory_for(sha256, cache_dir)
     with as_model_source_error(f"cannot convert {gguf_file.name}"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="converting-") as temporary:
-            written = Path(temporary) / "model"
-            written.mkdir()
-            _write_directory(gguf_file, written, progress)
-            _write_stamp(written)
-            if target.exists() and not _is_intact(target):
-                shutil.rmtree(target)
-            try:
+        with _alone(target.with_suffix(".lock"), progress):
+            if _is_intact(target):  # by the process that was waited for
+                return target
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix="converting-") as temporary:
+                written = Path(temporary) / "model"
+                written.mkdir()
+                _write_directory(gguf_file, written, progress)
+                _write_stamp(written)
+                if target.exists():
+                    shutil.rmtree(target)
                 written.rename(target)
-            except OSError:
-                if not _is_intact(target):  # else another process was first, with the same content
-                    raise
     progress(f"kept the converted model in {target}")
     return target
+
+
+@contextmanager
+def _alone(lock_file: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process is in here with the same file."""
+    with lock_file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that converts the same model")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _directory_for(sha256: str, cache_dir: Path) -> Path:

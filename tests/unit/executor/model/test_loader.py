@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -241,20 +243,30 @@ def test_a_conversion_is_found_again_until_it_is_damaged(tmp_path: Path, monkeyp
     assert len(conversions) == 3
 
 
-def test_the_loser_of_a_race_uses_the_winners_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_conversion(monkeypatch)
-    winner = gguf.convert(Path("a.gguf"), "digest", tmp_path, quiet)
-    inode = winner.stat().st_ino
-    assert gguf.convert(Path("a.gguf"), "digest", tmp_path, quiet) == winner
-    assert winner.stat().st_ino == inode
-    assert [path.name for path in winner.parent.iterdir()] == ["digest"]
+def test_who_comes_second_waits_for_the_conversion_and_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, waits = threading.Event(), threading.Event()
+    conversions: list[Path] = []
+
+    def write_directory(gguf_file: Path, directory: Path, progress: Any) -> None:
+        conversions.append(gguf_file)
+        begun.set()
+        assert waits.wait(60)
+        (directory / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(gguf, "_write_directory", write_directory)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(gguf.convert, Path("a.gguf"), "digest", tmp_path, quiet)
+        assert begun.wait(60)
+        second = pool.submit(gguf.convert, Path("b.gguf"), "digest", tmp_path, lambda line: waits.set())
+        assert first.result() == second.result()
+    assert conversions == [Path("a.gguf")]
 
 
 def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
     broken = make_files(tmp_path, {"broken.gguf": "GGUF"}) / "broken.gguf"
     with pytest.raises(ModelSourceError, match=r"cannot convert broken\.gguf"):
         load_model(str(broken), dtype="float32", progress=quiet, cache_dir=tmp_path / "cache")
-    assert list((tmp_path / "cache" / "gguf").iterdir()) == []
+    assert [path.suffix for path in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(
