@@ -77,7 +77,6 @@ def _columns_now(books: Books) -> tuple[Rows, dict[str, NDArray[Any]]]:
     """The rows in use, and the columns of a snapshot for them."""
     rows = books.rows()
     columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
-    _withhold_drafts(columns, books.limits, books.block_pool.num_free)
     counts, all_known = books.block_pool.reference_counts_without(NO_BLOCKS), np.zeros(len(rows), dtype=np.int32)
     _show_sharing(books, rows, columns, counts, soon={}, num_guessed=all_known)
     return rows, columns
@@ -120,7 +119,6 @@ def project(
     soon = books.prefixes.published_by(rows, books["num_computed_tokens"][rows], num_known_tokens, books.block_tables)
     remaining = np.flatnonzero(projected["status"])
     columns = {name: column[remaining] for name, column in projected.items()}
-    _withhold_drafts(columns, books.limits, num_free_blocks)
     _show_sharing(books, remaining, columns, counts, soon, num_guessed[remaining])
     columns = _without_held(books, remaining, columns)
     return Snapshot(
@@ -154,14 +152,6 @@ def _expect_drafts(projected: dict[str, NDArray[Any]], max_num_drafts: int) -> N
     room = projected["max_output_tokens"] - projected["num_output_tokens"] - 1
     has_drafts = projected["num_draft_tokens"] > 0
     projected["num_draft_tokens"] = (room * has_drafts).clip(0, max_num_drafts)
-
-
-def _withhold_drafts(columns: dict[str, NDArray[Any]], limits: Limits, num_free_blocks: int) -> None:
-    """Guesses are worth no eviction: none are told of where all that run lack more blocks than are free."""
-    num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"] + columns["num_draft_tokens"]
-    lacking = -(-num_tokens // limits.block_size) - columns["num_blocks"]
-    if int(lacking[columns["status"] == Status.RUNNING].clip(min=0).sum()) > num_free_blocks:
-        columns["num_draft_tokens"] = np.zeros_like(columns["num_draft_tokens"])
 
 
 def _show_sharing(

@@ -16,7 +16,7 @@ from scheduler_service.core.fairness import first_in_turn
 from scheduler_service.core.ordering import comes_before_in_queue
 from scheduler_service.core.passing import LOOK_AHEAD, pass_by
 from scheduler_service.core.policy import HeadOfLine, Ordering, Preemption
-from scheduler_service.core.rows import joined, zeros
+from scheduler_service.core.rows import joined, total, zeros
 from scheduler_service.core.sorting import first_in_order
 from scheduler_service.core.state import BoolArray, IntArray, RequestStatus
 
@@ -26,12 +26,14 @@ _FOR_SHARED_PREFIX = int(Reason.WAITING_FOR_SHARED_PREFIX)
 class Entering(NamedTuple):
     """Who enters, in the order of the queue, with its tokens; and what keeps the first one out that stays behind.
 
-    `num_in_turn`: the others, which come last, passed that one.
+    `num_in_turn`: the others, which come last, passed that one. `num_blocks_left`: free blocks that they leave, less
+    all that is held for someone.
     """
 
     rows: IntArray
     num_tokens: IntArray
     num_in_turn: int
+    num_blocks_left: int
     missing: Missing
 
 
@@ -70,11 +72,12 @@ def enter(candidates: IntArray, room: Room, case: Case) -> Entering:
     """Let in as many of `candidates`, the head of the queue, as fit: the first, and who may pass the next."""
     claims = claims_of(candidates, room, case, case.policy.admission)
     count, num_tokens = len(claims.num_tokens), claims.num_tokens
-    rows = candidates[:count]
+    rows, num_blocks_left = candidates[:count], room.num_blocks - total(claims.num_blocks)
     if case.policy.head_of_line != HeadOfLine.STRICT and not room.ran_out and count + 1 < len(candidates):
         passing = pass_by(candidates, claims, room, case)
         rows, num_tokens = joined(rows, passing.rows), joined(num_tokens, passing.num_tokens)
-    return Entering(rows, num_tokens, count, claims.missing)
+        num_blocks_left -= passing.num_blocks
+    return Entering(rows, num_tokens, count, num_blocks_left, claims.missing)
 
 
 @lean

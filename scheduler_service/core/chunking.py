@@ -1,7 +1,7 @@
 """Tokens of a pass, shared out within a phase. Which phases share a pass is told in `composition.py`.
 
-- Decodes: a token each and its drafts. Where that is more than the budget the drafts go, and where even the decodes are
-  too many they take turns, the least recently run first, then in order.
+- Decodes: a token each. Where they are more than the budget they take turns, the least recently run first, then in
+  order. What is left in the end is for their drafts (`drafts.py`).
 - Prefills: each wants a chunk, at most `chunk_size_tokens` and what it lacks. FIRST_COME: in order each takes what it
   wants of what is left (Sarathi-Serve, arXiv 2403.02310). EQUAL: all advance alike, as far as each wants, a token that
   is left over going to the first.
@@ -28,7 +28,7 @@ def chunk_wanted(case: Case, row: int) -> int:
 
 @compiled
 def share_among_decodes(running: IntArray, want: IntArray, budget: int, case: Case) -> IntArray:
-    """Tokens of each that decodes. `running` is in order; `want`: a token and its drafts, 0 for those in prefill."""
+    """Tokens of each that decodes. `running` is in order; `want`: a token, 0 for those in prefill."""
     if total(want) <= budget:
         return want
     num_tokens, left = zeros(len(want)), budget

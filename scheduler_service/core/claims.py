@@ -53,7 +53,7 @@ def room_beside(running: RunningSet, case: Case) -> Room:
     loading = rows_with(RequestStatus.LOADING, case)
     held_for_loading = zeros(len(loading))
     for place in range(len(loading)):
-        held_for_loading[place] = blocks_held(case, loading[place], 0)
+        held_for_loading[place] = blocks_held(case, loading[place])
     return Room(
         joined(kept, loading),
         joined(running.held, held_for_loading),

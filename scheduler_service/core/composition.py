@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler_service.core.case import NUM_COMPUTED_TOKENS, NUM_DRAFT_TOKENS, UNBOUNDED, Case, in_decode
+from scheduler_service.core.case import NUM_COMPUTED_TOKENS, UNBOUNDED, Case, in_decode
 from scheduler_service.core.chunking import chunk_wanted, share_among_decodes, share_among_prefills
 from scheduler_service.core.compiled import compiled, lean, rule
 from scheduler_service.core.policy import BatchComposition
 from scheduler_service.core.rows import total, zeros
 from scheduler_service.core.state import IntArray
-from scheduler_service.core.work import most_outputs_left
 
 # A model may hold any figures; above 30 years they make no difference, and products of them stay finite.
 _MOST_US = 1e15
@@ -56,13 +55,13 @@ def _prefills_lead(composition: int) -> bool:
 
 @compiled
 def share_tokens(running: IntArray, case: Case) -> IntArray:
-    """Tokens for each running request, if nobody enters. `running` is in order."""
+    """Tokens for each running request, if nobody enters and without drafts. `running` is in order."""
     budget, composition = case.limits.max_num_batched_tokens, case.policy.batch_composition
     decodes, prefills = zeros(len(running)), zeros(len(running))
     for place in range(len(running)):
         row = running[place]
         if in_decode(case, row):
-            decodes[place] = 1 + _drafts_of_use(case, row)
+            decodes[place] = 1
         else:
             prefills[place] = chunk_wanted(case, row)
     most_prefill_tokens = prefill_budget(running, case)
@@ -86,17 +85,6 @@ def _together(num_tokens: IntArray, of_others: IntArray) -> IntArray:
     for place in range(len(both)):
         both[place] = num_tokens[place] + of_others[place]
     return both
-
-
-@lean
-def _drafts_of_use(case: Case, row: int) -> int:
-    """Drafts for which there is room in the batch and in the cache, of an answer that may become so long."""
-    drafts, limits = case.requests[NUM_DRAFT_TOKENS, row], case.limits
-    if drafts == 0:
-        return 0
-    room_in_cache = limits.num_blocks * limits.block_size - case.requests[NUM_COMPUTED_TOKENS, row] - 1
-    useful = min(room_in_cache, most_outputs_left(case, row) - 1, limits.max_num_batched_tokens - 1)
-    return min(drafts, max(useful, 0))
 
 
 @lean

@@ -90,7 +90,7 @@ def without(
         num_blocks += blocks_alone(case, row)
     held = zeros(len(kept))
     for place in range(len(kept)):
-        held[place] = blocks_held(case, kept[place], num_tokens[place])
+        held[place] = blocks_held(case, kept[place])
     return RunningSet(kept, num_tokens, held, evicted, why, num_blocks - total(held), ran_out)
 
 

@@ -142,13 +142,6 @@ class Facts:
         on_device = self.of(RequestStatus.RUNNING, RequestStatus.LOADING)
         return [request for request in on_device if request.id not in self.evicted]
 
-    def blocks_held(self, request: RequestFacts) -> int:
-        """Free blocks held for one on the device or that enters: by the policy, or for its drafts in this pass."""
-        held = request.blocks_held(self.limits, self.policy)
-        if request.id in self.entering:
-            return held
-        return max(held, request.new_blocks(self.scheduled.get(request.id, 0), self.limits.block_size))
-
     def blocks_needed(self) -> int:
         block_size = self.limits.block_size
         return sum(self.requests[i].new_blocks(n, block_size) for i, n in self.scheduled.items())

@@ -14,7 +14,6 @@ import math
 
 from scheduler_service.core.case import (
     NUM_BLOCKS,
-    NUM_COMPUTED_TOKENS,
     NUM_SHARED_BLOCKS,
     STATUS,
     Case,
@@ -61,13 +60,9 @@ def tokens_to_hold(case: Case, row: int, admission: int) -> int:
 
 
 @lean
-def blocks_held(case: Case, row: int, num_tokens_in_pass: int) -> int:
-    """Free blocks that are held for one on the device, which runs so many tokens in the pass.
-
-    No fewer than the pass takes: whatever a request lacks is among them, but not its drafts.
-    """
-    in_pass = case.requests[NUM_COMPUTED_TOKENS, row] + num_tokens_in_pass
-    return new_blocks(case, row, max(tokens_to_hold(case, row, case.policy.admission), in_pass))
+def blocks_held(case: Case, row: int) -> int:
+    """Free blocks that are held for one on the device: no fewer than its pass takes, but for drafts."""
+    return new_blocks(case, row, tokens_to_hold(case, row, case.policy.admission))
 
 
 @lean

@@ -44,10 +44,11 @@ _RESERVE = int(Admission.RESERVE)
 
 
 class Passing(NamedTuple):
-    """Who passes, and their tokens."""
+    """Who passes, and their tokens. `num_blocks`: free blocks that they take up in all."""
 
     rows: IntArray
     num_tokens: IntArray
+    num_blocks: int
 
 
 @compiled
@@ -62,7 +63,7 @@ def pass_by(candidates: IntArray, claims: Claims, room: Room, case: Case) -> Pas
         reservation = _reservation(candidates, head, room, case)
         room = _with_blocks(room, room.num_blocks - reservation.num_blocks_meanwhile)
     places = count_up(len(candidates))[head + 1 :]
-    passed, num_tokens_passed = places[:0], places[:0]
+    passed, num_tokens_passed, num_blocks = places[:0], places[:0], room.num_blocks
     while len(places) > 0 and room.num_seqs > 0:
         fits = _fit_alone(those_at(candidates, places), room, case, admission)
         if backfills:
@@ -83,7 +84,7 @@ def pass_by(candidates: IntArray, claims: Claims, room: Room, case: Case) -> Pas
         passed = joined(passed, rows[:count])
         num_tokens_passed = joined(num_tokens_passed, theirs.num_tokens)
         places = places[count:]
-    return Passing(passed, num_tokens_passed)
+    return Passing(passed, num_tokens_passed, num_blocks - room.num_blocks)
 
 
 @compiled

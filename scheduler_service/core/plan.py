@@ -6,12 +6,12 @@
     4. enter     hold who waits for a prefix that another computes; of the others let in the head of the queue as far as
                  places, tokens and blocks go, and who may pass it; for the more important, evict the less important
     5. surge     turn away who is over the limit of the queue
-    6. schedule  who runs, in the policy's order, and the pass in figures
+    6. schedule  who runs, in the policy's order, with the drafts that cost nobody anything; and the pass in figures
 
 The rules are told where they live, in this order: `rank.py`, `rejection.py`, `composition.py` and `chunking.py`,
 `eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py` and `passing.py`,
-`preemption.py`, `surge.py`. They are plain loops over the rows of a table, about one request at a time, which
-`compiled.py` makes machine code of; Python calls it once a plan.
+`preemption.py`, `surge.py`, `drafts.py`. They are plain loops over the rows of a table, about one request at a time,
+which `compiled.py` makes machine code of; Python calls it once a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.core import admission, composition, eviction, preemption, rejection, shared_prefix, surge
+from scheduler_service.core import admission, composition, drafts, eviction, preemption, rejection, shared_prefix, surge
 from scheduler_service.core.case import ID, STATUS, Case, case_of, in_decode, rows_with
 from scheduler_service.core.chunking import reason_to_run
 from scheduler_service.core.claims import NOTHING, Missing, room_beside
@@ -116,7 +116,9 @@ def decide(case: Case) -> Decision:
     rejected = surge.with_those_over_limit(rejected, entering.rows, case)
     mark(is_rejected, rejected.rows, True)
 
+    missing = admission.what_is_missing(entering, held.rows, is_rejected, case)
     num_tokens = composition.give_way(stay.kept, stay.num_tokens, entering.rows, entering.num_tokens, case)
+    num_tokens = drafts.with_drafts(stay.kept, num_tokens, entering, missing, stay.ran_out, case)
     batch = _batch(stay.kept, num_tokens, entering, case)
     figures = _figures(batch, case)
     admit, resume = _transitions(entering, case)
@@ -128,7 +130,7 @@ def decide(case: Case) -> Decision:
         rejection.rejections(rejected, case),
         figures,
         predicted_time_us(batch.rows, figures, case),
-        admission.what_is_missing(entering, held.rows, is_rejected, case),
+        missing,
     )
 
 

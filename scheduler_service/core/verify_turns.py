@@ -120,7 +120,7 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
     others = facts.stay() + [r for r in facts.entering.values() if r.id not in passing]
     chunk = facts.policy.chunk_size_tokens
     ends = sorted((ceil_div(r.lacks, chunk) + r.expected_left - 1, r.id) for r in others)
-    free = facts.blocks_free() - sum(facts.blocks_held(r) for r in others)
+    free = facts.blocks_free() - sum(r.blocks_held(facts.limits, facts.policy) for r in others)
     free -= head.blocks_held(facts.limits, facts.policy)
     for start in [0, *(end for end, _ in ends)]:
         ended = [facts.requests[i] for end, i in ends if end <= start]
@@ -139,7 +139,7 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
 
 def _blocks_on_device(request: RequestFacts, facts: Facts) -> int:
     """What it holds alone when the plan is carried out, with what is held for it."""
-    held = facts.blocks_held(request)
+    held = request.blocks_held(facts.limits, facts.policy)
     return held if request.id in facts.entering else request.num_blocks - request.num_shared + held
 
 
@@ -152,11 +152,17 @@ def eviction_allowed(facts: Facts) -> Findings:
     if facts.policy.preemption is Preemption.NEVER:
         yield Invariant.EVICTION_ALLOWED, tuple(facts.evicted), "the policy never evicts"
     if facts.policy.preemption is Preemption.WHEN_FULL or not facts.entering:
-        wanted = sum(request.new_blocks(request.most_tokens(facts.policy), block_size) for request in running)
+        chunk = facts.policy.chunk_size_tokens
+        wanted = sum(request.new_blocks(min(request.lacks, chunk), block_size) for request in running)
         reserved = sum(request.blocks_held(facts.limits, facts.policy) for request in running)
         if wanted <= free or (facts.policy.admission is Admission.RESERVE and reserved <= free):
             text = f"all that run need {wanted} blocks and {free} are free, so blocks did not run out"
             yield Invariant.EVICTION_ALLOWED, tuple(facts.evicted), text
+        for request in running:
+            num_tokens = facts.scheduled.get(request.id, 0)
+            if request.in_decode and request.new_blocks(num_tokens, block_size) > request.new_blocks(1, block_size):
+                text = f"drafts of {request.id} take blocks in a pass in which blocks ran out"
+                yield Invariant.EVICTION_ALLOWED, (request.id,), text
     cap = facts.policy.max_preemptions
     if cap is not None and not facts.entering:
         spared = [r.id for r in running[1:] if r.id not in facts.evicted and r.num_preemptions < cap]
@@ -182,6 +188,10 @@ def decode_delay(facts: Facts) -> Findings:
     if not waits:
         return
     first = min(waits, key=lambda request: (request.last_run, request.order))
+    verified = [r.id for r in decodes if facts.scheduled.get(r.id, 0) > 1]
+    if verified:
+        text = f"{first.id} decodes and waits while {verified[0]} has drafts verified"
+        yield Invariant.DECODE_DELAY, (first.id, verified[0]), text
     if prefills and facts.policy.batch_composition not in _PREFILLS_LEAD:
         yield Invariant.DECODE_DELAY, (first.id,), f"{first.id} decodes and waits while {prefills[0]} prefills"
     for request in decodes:

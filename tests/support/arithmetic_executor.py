@@ -234,8 +234,9 @@ class ArithmeticExecutor:
         request.num_computed_tokens += num_tokens
         request.num_blocks = max(-(-request.num_computed_tokens // self.limits.block_size), request.num_blocks)
         request.last_run_iteration = len(self.history)
-        if request.num_computed_tokens == request.num_prompt_tokens + request.num_output_tokens:
-            request.num_output_tokens += 1
+        # Drafts are right, all of them, as a state that is sent ahead says.
+        num_sampled = request.num_computed_tokens + 1 - request.num_prompt_tokens - request.num_output_tokens
+        request.num_output_tokens += max(num_sampled, 0)
         if request.num_output_tokens == (request.stops_after or request.max_output_tokens):
             self.finished[request.id] = self.requests.pop(request.id)
 

@@ -209,6 +209,7 @@ _KEPT = (
     "priority",
     "tenant",
     "expected_output_tokens",
+    "num_draft_tokens",
     "deadline_us",
     "times_overtaken",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from scheduler_service.core.facts import RequestFacts, request_facts
+from scheduler_service.core.facts import RequestFacts, ceil_div, request_facts
 from scheduler_service.core.policy import Admission, Policy, Preemption
 from scheduler_service.core.state import ExecutorState, RequestStatus
 
@@ -29,21 +29,26 @@ class SimplePlanner:
         self.executor, self.limits, self.policy = executor, executor.limits, policy
         self.requests = sorted(request_facts(executor, policy).values(), key=lambda request: request.order)
         self.free = executor.num_free_blocks
+        self.blocks_are_wanted = False
 
     def plan(self) -> SimplePlan:
-        plan = SimplePlan()
+        plan, policy = SimplePlan(), self.policy
         queue = [r for r in self.requests if r.status in (RequestStatus.WAITING, RequestStatus.SWAPPED)]
         plan.reject = [request.id for request in queue if not self.fits_ever(request)]
         running = [request for request in self.requests if request.status is RequestStatus.RUNNING]
         ran_out = self.need(running) > self.free
         stay, tokens = self.make_room(running)
         plan.evict = [request.id for request in running if request not in stay]
-        if not ran_out:
+        self.free -= sum(r.blocks_held(self.limits, policy) for r in [*stay, *self.loading()])
+        if ran_out:
+            self.blocks_are_wanted = True
+        else:
             queue = [r for r in queue if r.id not in plan.reject]
             queue.sort(key=lambda request: (request.rank, not request.ran_before, request.order))
             if self.policy.hold_for_shared_prefix:
                 queue = self.without_held(queue, [r for r in stay if tokens.get(r.id, 0) > 0])
             plan.enter = self.enter(queue, stay, tokens)
+        self.add_drafts(stay, plan.enter, tokens)
         plan.scheduled = {r.id: tokens[r.id] for r in self.requests if tokens.get(r.id, 0) > 0}
         return plan
 
@@ -98,12 +103,8 @@ class SimplePlanner:
         tokens = dict.fromkeys((request.id for request in running), 0)
         budget = self.limits.max_num_batched_tokens
         decodes = [request for request in running if request.in_decode]
-        with_drafts = {request.id: 1 + self.drafts(request) for request in decodes}
-        if sum(with_drafts.values()) <= budget:
-            tokens |= with_drafts
-        else:
-            for request in sorted(decodes, key=lambda request: request.last_run)[:budget]:
-                tokens[request.id] = 1
+        for request in sorted(decodes, key=lambda request: request.last_run)[:budget]:
+            tokens[request.id] = 1
         left = budget - sum(tokens.values())
         prefills = [request for request in running if not request.in_decode]
         for request in prefills[: self.policy.max_num_partial_prefills]:
@@ -111,36 +112,59 @@ class SimplePlanner:
             left -= tokens[request.id]
         return tokens
 
-    def drafts(self, request: RequestFacts) -> int:
-        room = self.limits.num_blocks * self.limits.block_size - request.num_computed - 1
-        most = min(room, request.most_left - 1, self.limits.max_num_batched_tokens - 1)
-        return min(request.num_drafts, max(most, 0))
-
     def enter(self, queue: list[RequestFacts], stay: list[RequestFacts], tokens: dict[int, int]) -> list[int]:
-        """Adds the tokens of those that enter."""
-        loading = [request for request in self.requests if request.status is RequestStatus.LOADING]
-        free = self.free - sum(self.held(request, tokens.get(request.id, 0)) for request in [*stay, *loading])
+        """Adds the tokens of those that enter, and takes their blocks."""
         left = self.limits.max_num_batched_tokens - sum(tokens.values())
-        num_running = len(stay) + len(loading)
+        num_running = len(stay) + len(self.loading())
         num_prefills = sum(not request.in_decode and tokens[request.id] > 0 for request in stay)
         most_prefills = self.policy.max_num_partial_prefills or self.limits.max_num_seqs + len(self.requests)
         entered = []
         for request in queue:
             num_prefills += not request.in_decode
             need = request.blocks_held(self.limits, self.policy)
-            fits = need <= free - self.kept_free(request, num_running) and num_running < self.limits.max_num_seqs
-            if not fits or left <= 0 or num_prefills > most_prefills:
+            if num_running >= self.limits.max_num_seqs or left <= 0 or num_prefills > most_prefills:
+                break
+            if need > self.free - self.kept_free(request, num_running):
+                self.blocks_are_wanted = True
                 break
             tokens[request.id] = min(request.lacks, self.policy.chunk_size_tokens, left)
             left -= tokens[request.id]
-            free -= need
+            self.free -= need
             num_running += 1
             entered.append(request.id)
         return entered
 
-    def held(self, request: RequestFacts, num_tokens: int) -> int:
-        in_pass = request.new_blocks(num_tokens, self.limits.block_size)
-        return max(request.blocks_held(self.limits, self.policy), in_pass)
+    def loading(self) -> list[RequestFacts]:
+        return [request for request in self.requests if request.status is RequestStatus.LOADING]
+
+    def add_drafts(self, stay: list[RequestFacts], enter: list[int], tokens: dict[int, int]) -> None:
+        """Draft by draft: each needs a token of the budget, and blocks for itself and the token after it."""
+        runs = [*stay, *(request for request in self.requests if request.id in enter)]
+        has = {request.id: self.blocks_had(request) for request in runs}
+        drafts = dict.fromkeys((request.id for request in runs), 0)
+
+        def lacks(request: RequestFacts) -> int:
+            stored = request.num_tokens + drafts[request.id] + 1
+            return max(ceil_div(stored, self.limits.block_size) - has[request.id], 0)
+
+        for request in stay:
+            if not request.in_decode or tokens.get(request.id, 0) == 0:
+                continue
+            for _ in range(min(request.num_drafts, request.most_left - 1)):
+                drafts[request.id] += 1
+                has_blocks = not self.blocks_are_wanted and sum(map(lacks, runs)) <= self.free
+                has_tokens = sum(tokens.values()) < self.limits.max_num_batched_tokens
+                if not has_tokens or not (has_blocks or lacks(request) == 0):
+                    drafts[request.id] -= 1
+                    break
+                tokens[request.id] += 1
+
+    def blocks_had(self, request: RequestFacts) -> int:
+        """Blocks that it has in this pass without drafts, and those held for it if there are so many."""
+        there = {RequestStatus.RUNNING: request.num_blocks, RequestStatus.WAITING: request.num_shared}
+        of_pass = request.blocks_for_life(1, self.limits)
+        held = request.blocks_held(self.limits, self.policy) if self.free >= 0 else of_pass
+        return there.get(request.status, 0) + held
 
     def kept_free(self, request: RequestFacts, num_beside: int) -> int:
         if num_beside == 0 or self.policy.admission is Admission.RESERVE:

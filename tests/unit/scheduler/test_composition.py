@@ -161,8 +161,3 @@ def test_figures_that_no_machine_has_bound_prefills_all_the_same() -> None:
     state = executor_of(running(1), running(2), waiting(3, num_prompt_tokens=200), latency=latency)
     assert tokens(plan_executor(state, Policy(max_inter_token_slowdown=1.0)))[3] == 16
     assert tokens(plan_executor(state, Policy(max_inter_token_slowdown=2.0)))[3] == 64 - 2
-
-
-def test_drafts_beyond_the_end_of_the_answer_are_not_run() -> None:
-    state = executor_of(running(1, num_draft_tokens=5, max_output_tokens=4))
-    assert tokens(plan_executor(state, Policy())) == {1: 3}

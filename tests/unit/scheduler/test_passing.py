@@ -12,7 +12,6 @@ from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
 from scheduler_service.core.state import ExecutorLimits, RequestStatus
-from scheduler_service.core.verify import verify
 from support.arithmetic_executor import ArithmeticExecutor
 from support.states import EVEN_TENANTS, executor_of, running, waiting
 
@@ -81,16 +80,6 @@ def test_a_steady_stream_of_small_requests_passes_a_large_one_so_many_times_and_
     admitted_before = {id for plan in executor.history[:started] for id in plan.admit.id.tolist()}
     assert len(admitted_before) == 5
     executor.run()
-
-
-def test_blocks_for_drafts_put_the_head_off_and_others_may_pass_meanwhile() -> None:
-    drafts = {"num_draft_tokens": 3, "max_output_tokens": 10, "expected_output_tokens": 2}
-    rows = [running(1, num_prompt_tokens=15, **drafts), waiting(2, num_prompt_tokens=48)]
-    state = executor_of(*rows, waiting(3, max_output_tokens=1), num_blocks=4)
-    plan = plan_executor(state, BACKFILL)
-    assert plan.scheduled.num_tokens.tolist() == [4, 16]
-    assert plan.admit.id.tolist() == [3]
-    assert verify(state, plan, BACKFILL) == ()
 
 
 def test_backfill_lets_pass_what_ends_before_the_head_starts() -> None:

@@ -57,12 +57,6 @@ def test_those_that_ran_before_come_before_those_that_never_did() -> None:
     assert (plan.shortfall.id, plan.shortfall.reason) == (1, Reason.WAITING_FOR_SEQS)
 
 
-def test_drafts_run_with_their_decode_and_go_before_a_decode_waits() -> None:
-    rows = [running(1, num_draft_tokens=3), running(2, num_draft_tokens=3)]
-    assert tokens(plan_executor(executor_of(*rows, max_num_batched_tokens=8), FIFO)) == {1: 4, 2: 4}
-    assert tokens(plan_executor(executor_of(*rows, max_num_batched_tokens=7), FIFO)) == {1: 1, 2: 1}
-
-
 def test_the_least_recently_run_decode_has_its_turn() -> None:
     rows = [running(1, last_run_iteration=9), running(2, last_run_iteration=7), running(3, last_run_iteration=8)]
     assert tokens(plan_executor(executor_of(*rows, max_num_batched_tokens=2), FIFO)) == {2: 1, 3: 1}

@@ -104,6 +104,18 @@ SWAP, RECOMPUTE = EvictMode.SWAP, EvictMode.RECOMPUTE
             "DECODE_DELAY",
             (1, 2),
         ),
+        (
+            executor_of(running(1, num_prompt_tokens=9, num_draft_tokens=2), running(2, num_prompt_tokens=9)),
+            plan_of({1: 3}),
+            "DECODE_DELAY",
+            (1, 2),
+        ),
+        (
+            executor_of(running(1, num_prompt_tokens=15, num_draft_tokens=3), running(2), num_blocks=2),
+            plan_of({1: 4}, evict={2: RECOMPUTE}),
+            "EVICTION_ALLOWED",
+            (1,),
+        ),
     ],
 )  # fmt: skip
 def test_a_broken_plan_is_reported(

@@ -320,9 +320,9 @@ def test_a_least_length_must_be_reached_first(loaded: LoadedModel) -> None:
 # Plans
 
 
-def books_with_drafts(num_blocks: int = 8) -> Books:
+def books_with_drafts() -> Books:
     """Request 1 decodes and has five drafts; request 2 decodes and has none."""
-    books = books_with(limits_of(num_blocks=num_blocks), decoding(1, stored=30), decoding(2, stored=30), waiting(3))
+    books = books_with(limits_of(num_blocks=8), decoding(1, stored=30), decoding(2, stored=30), waiting(3))
     books.max_num_drafts = 5
     row = int(books.rows_of([1])[0])
     books.sequence(row).draft(np.arange(5, dtype=np.int32))
@@ -405,11 +405,6 @@ def test_a_state_foresees_no_end_that_is_not_certain() -> None:
     assert column(projected, "num_output_tokens")[1] == 6
     assert column(projected, "num_computed_tokens")[1] == 35
     assert column(projected, "num_draft_tokens")[1] == 0
-
-
-def test_where_blocks_are_short_no_drafts_are_told_of() -> None:
-    books = books_with_drafts(num_blocks=4)
-    assert column(take(books, now_us=1, latency=None), "num_draft_tokens") == {1: 0, 2: 0, 3: 0}
 
 
 def test_the_last_token_of_an_answer_is_never_a_draft() -> None:
