@@ -211,16 +211,17 @@ def test_our_executor_keeps_every_promise(services_directory: Path, tiny_model_d
 IGNORES_EVICTIONS = """
 import asyncio, sys
 sys.path.insert(0, "clients/examples/python")
-import checks, executor
-carry_out, parameters = executor.Executor.apply, checks.Checked.parameters
+import executor
+carry_out, stream = executor.Books.begin, executor.Request.events
 def deaf(self, plan):
     plan.ClearField("evict")
-    carry_out(self, plan)
-def wrong(self, seed):
-    told = parameters(self, seed)
-    told.temperature += 1
-    return told
-executor.Executor.apply, checks.Checked.parameters = deaf, wrong
+    return carry_out(self, plan)
+async def wrong(self):
+    async for event in stream(self):
+        if event.HasField("started"):
+            event.started.sampling.temperature += 1
+        yield event
+executor.Books.begin, executor.Request.events = deaf, wrong
 asyncio.run(executor.main())
 """
 

@@ -66,9 +66,9 @@ def test_the_grpcurl_lines_of_the_readme(scheduler: Service, executor: Service) 
 def test_the_guide_shows_code_that_is_there() -> None:
     source = (EXAMPLE / "executor.py").read_text(encoding="utf-8")
     excerpts = blocks("docs/bring-your-own.md")
-    assert len(excerpts) >= 5
+    assert len(excerpts) >= 4
     for excerpt in excerpts:
-        assert textwrap.indent(excerpt.rstrip(), "    ") in source, excerpt.splitlines()[0]
+        assert excerpt in source or textwrap.indent(excerpt, "    ") in source, excerpt.splitlines()[0]
 
 
 @contextmanager

@@ -111,7 +111,8 @@ def test_what_a_scheduler_promises_is_seen_from_typescript(
 
 def test_an_executor_in_typescript_keeps_every_promise(node: str, driver: Callable[[str], ProcessDriver]) -> None:
     served = ServedPlanner("127.0.0.1:0")
-    command = [node, str(BUILD / "examples" / "typescript" / "main.mjs"), "--scheduler", served.address, "--port", "0"]
+    program = BUILD / "examples" / "typescript" / "executor.mjs"
+    command = [node, str(program), "--scheduler", served.address, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None

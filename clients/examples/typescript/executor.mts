@@ -1,202 +1,149 @@
 /**
- * The books, and what becomes of them pass by pass: ask for a plan, check it, carry it out, compute, ask again.
+ * A complete executor: it keeps books, asks a scheduler for a plan before every pass, and obeys. Its model adds up.
  *
- * A plan is asked for after the pass before; an engine that is in a hurry asks while it computes, for the state that the pass
- * will leave.
+ *     node executor.mjs --port 50052 --scheduler 127.0.0.1:50051
+ *
+ * Yours goes where this one is: `tokensOf`, `textOf`, `nextToken`, and the pass in `run`. docs/bring-your-own.md walks through the
+ * same in Python.
  */
 
 import { setTimeout as sleep } from "node:timers/promises";
-import { create } from "@bufbuild/protobuf";
-import { MetronomeError, requestTable, type SchedulerClient } from "@metronome-llm/client";
-import { planFault, safePlan } from "@metronome-llm/client/executing";
-import type { GenerateRequest } from "@metronome-llm/client/inference/v1";
-import {
-  EvictMode,
-  type ExecutorPlan,
-  ExecutorStateSchema,
-  Reason,
-  RequestStatus,
-} from "@metronome-llm/client/scheduler/v1";
-import { Refusal } from "@metronome-llm/client/serving";
-import { checked } from "./checks.mjs";
-import { LIMITS } from "./model.mjs";
-import { Request } from "./request.mjs";
+import { parseArgs } from "node:util";
+import * as grpc from "@grpc/grpc-js";
+import { MAX_MESSAGE_BYTES, MetronomeError, SchedulerClient } from "@metronome-llm/client";
+import { Books, checked, knownTokens, planFault, Request, safePlan } from "@metronome-llm/client/executing";
+import { ExecutorService } from "@metronome-llm/client/executor/v1";
+import { InferenceService } from "@metronome-llm/client/inference/v1";
+import type { ExecutorPlan } from "@metronome-llm/client/scheduler/v1";
+import { implement } from "@metronome-llm/client/serving";
+import { HealthImplementation } from "grpc-health-check";
 
-const RETRY_MS = 1_000;
-const { WAITING, RUNNING, SWAPPED } = RequestStatus;
+const DOMAIN = "executor.metronome";
+const VOCAB_SIZE = 256;
+const LIMITS = {
+  maxNumBatchedTokens: 64,
+  maxNumSeqs: 8,
+  blockSize: 16,
+  numBlocks: 32,
+  numSwapBlocks: 8,
+  maxModelLen: 480,
+  maxNumWaiting: 16,
+};
 
-/** The books, and what becomes of them pass by pass. */
-export class Executor {
-  readonly requests = new Map<bigint, Request>();
-  readonly counters = {
-    ...{ numIterations: 0n, numAccepted: 0n, numFinished: 0n, numCancelled: 0n, numExpired: 0n, numRejected: 0n },
-    ...{ numOutputTokens: 0n, numEvictedSwap: 0n, numEvictedRecompute: 0n },
-    ...{ numSafePlans: 0n, numRefusedPlans: 0n, numPlanFailures: 0n },
-  };
-  planningFailure = "";
-  draining = false;
-  #iteration = 1n;
-  #lastId = 0n;
-  #wake: () => void = () => undefined;
+/** Tokens are bytes. */
+function tokensOf(text: string): number[] {
+  return [...Buffer.from(text)];
+}
 
-  constructor(
-    readonly executorId: string,
-    readonly scheduler: SchedulerClient,
-  ) {}
+/** And text is bytes. */
+function textOf(tokens: readonly number[]): string {
+  return Buffer.from(tokens).toString();
+}
 
-  /** What the scheduler is told. */
-  state() {
-    const rows = [...this.requests.values()];
-    const held = (status: RequestStatus) =>
-      rows.reduce((sum, row) => sum + (row.status === status ? row.numBlocks : 0), 0);
-    return create(ExecutorStateSchema, {
-      executorId: this.executorId,
-      iteration: this.#iteration,
-      limits: LIMITS,
-      numFreeBlocks: LIMITS.numBlocks - held(RUNNING),
-      numFreeSwapBlocks: LIMITS.numSwapBlocks - held(SWAPPED),
-      draining: this.draining,
-      requests: requestTable({
-        id: rows.map((row) => row.id),
-        status: rows.map((row) => row.status),
-        arrivalTimeUs: rows.map((row) => row.arrivalTimeUs),
-        priority: rows.map((row) => row.message.priority),
-        numPromptTokens: rows.map((row) => row.prompt.length),
-        numOutputTokens: rows.map((row) => row.output.length),
-        numComputedTokens: rows.map((row) => row.numComputed),
-        maxOutputTokens: rows.map((row) => row.maxTokens),
-        expectedOutputTokens: rows.map((row) => row.message.expectedOutputTokens),
-        deadlineUs: rows.map((row) =>
-          row.deadlineMs === Number.POSITIVE_INFINITY ? 0 : Math.round(row.deadlineMs * 1000),
-        ),
-        numBlocks: rows.map((row) => row.numBlocks),
-        numPreemptions: rows.map((row) => row.numPreemptions),
-        lastRunIteration: rows.map((row) => row.lastRun),
-        timesOvertaken: rows.map((row) => row.timesOvertaken),
-      }),
-    });
-  }
+/**
+ * Arithmetic: a letter that all tokens so far decide, and the seed where there is chance.
+ *
+ * It follows from the request alone, or an eviction would change the text.
+ */
+function nextToken({ tokens, wanted }: Request): number {
+  const seed = wanted.isGreedy ? 0 : Number(BigInt.asUintN(32, wanted.seed));
+  return 97 + (tokens.reduce((hash, token) => (hash * 31 + token) % 1_000_003, seed) % 26);
+}
 
-  /** Takes a request, or throws what refuses it; nothing is kept of one that is refused. */
-  accept(message: GenerateRequest, deadlineMs: number): Request {
-    if (this.draining) {
-      throw new Refusal("UNAVAILABLE", "DRAINING", "this executor drains", { retryDelayMs: RETRY_MS });
-    }
-    const { prompt, maxTokens } = checked(message);
-    if (this.named(message.requestId) !== undefined) {
-      throw new Refusal("ALREADY_EXISTS", "DUPLICATE_REQUEST_ID", "it is in this executor", { field: "request_id" });
-    }
-    if ([...this.requests.values()].filter(({ status }) => status === WAITING).length >= LIMITS.maxNumWaiting) {
-      throw new Refusal("RESOURCE_EXHAUSTED", "QUEUE_FULL", "the queue is full", { retryDelayMs: RETRY_MS });
-    }
-    const name = message.requestId || crypto.randomUUID();
-    const seed = message.sampling?.seed ?? BigInt(Math.floor(Math.random() * 2 ** 32));
-    const request = new Request(++this.#lastId, name, prompt, message, seed, maxTokens, deadlineMs);
-    this.requests.set(request.id, request);
-    this.counters.numAccepted++;
-    this.#wake();
-    return request;
-  }
+const { values: flags } = parseArgs({
+  options: { port: { type: "string", default: "50052" }, scheduler: { type: "string", default: "127.0.0.1:50051" } },
+});
+const scheduler = new SchedulerClient(flags.scheduler, { retry: { maxAttempts: 1 }, timeoutMs: 1_000 });
+const books = new Books(`arithmetic-${process.pid}`, LIMITS);
 
-  named(name: string): Request | undefined {
-    return [...this.requests.values()].find((request) => request.name === name && request.outcome === undefined);
-  }
-
-  /** Pass after pass, while there is something to do. */
-  async run(): Promise<never> {
-    for (;;) {
-      for (const { id, outcome } of this.requests.values()) {
-        if (outcome !== undefined) {
-          this.requests.delete(id);
-          this.counters.numFinished += outcome instanceof Refusal ? 0n : 1n;
-        }
+/** Pass after pass, while somebody is there. */
+async function run(): Promise<never> {
+  for (;;) {
+    await books.somebody();
+    const work = books.begin(await nextPlan());
+    // Yours copies work.swapOut and work.swapIn, and runs all of work.chunks in one forward pass.
+    await sleep(work.chunks.length > 0 ? 1 : 10);
+    books.commit(work);
+    for (const [request] of work.chunks) {
+      if (request.isComputed) {
+        const token = nextToken(request);
+        request.append(token, textOf([token]));
       }
-      if (this.requests.size === 0) {
-        await new Promise<void>((resolve) => (this.#wake = resolve));
-        continue;
-      }
-      const plan = await this.#plan();
-      this.#apply(plan);
-      await sleep(plan.scheduled?.id.length ? 1 : 10); // yours takes this time for its forward pass
-    }
-  }
-
-  /** The plan of the next pass: the scheduler's, or the safe one where it has none that can be carried out. */
-  async #plan(): Promise<ExecutorPlan> {
-    const state = this.state();
-    try {
-      const { plans } = await this.scheduler.plan(
-        { state: { nowUs: nowUs(), executors: [state] } },
-        { timeoutMs: 1_000 },
-      );
-      const fault = planFault(state, plans[0]);
-      this.planningFailure = "";
-      if (plans[0] !== undefined && fault === undefined) {
-        return plans[0];
-      }
-      console.error(`refused the plan of pass ${state.iteration}: ${fault}`);
-      this.counters.numRefusedPlans++;
-    } catch (error) {
-      if (!(error instanceof MetronomeError)) {
-        throw error;
-      }
-      this.planningFailure = error.message;
-      this.counters.numPlanFailures++;
-    }
-    this.counters.numSafePlans++;
-    return safePlan(state);
-  }
-
-  /** Carries a plan out: evict, reject, resume, admit, then one pass over all that is scheduled. */
-  #apply({ evict, reject, resume, admit, scheduled }: ExecutorPlan): void {
-    const row = (id: bigint) => this.requests.get(id) as Request; // the plan was checked
-    for (const [i, id] of evict?.id.entries() ?? []) {
-      const isSwap = evict?.mode[i] === EvictMode.SWAP;
-      row(id).status = isSwap ? SWAPPED : WAITING;
-      row(id).numComputed *= isSwap ? 1 : 0;
-      row(id).numPreemptions++;
-      this.counters[isSwap ? "numEvictedSwap" : "numEvictedRecompute"]++;
-    }
-    for (const [i, id] of reject?.id.entries() ?? []) {
-      this.counters.numRejected++;
-      row(id).end(rejection(reject?.reason[i] ?? Reason.UNSPECIFIED, reject?.estimatedWaitUs[i] ?? 0n));
-    }
-    for (const id of [...(resume?.id ?? []), ...(admit?.id ?? [])]) {
-      row(id).status = RUNNING;
-    }
-    for (const waiting of this.requests.values()) {
-      waiting.timesOvertaken +=
-        waiting.status === WAITING ? (admit?.id ?? []).filter((id) => id > waiting.id).length : 0;
-    }
-    for (const [i, id] of scheduled?.id.entries() ?? []) {
-      row(id).numComputed += scheduled?.numTokens[i] ?? 0;
-      row(id).lastRun = this.#iteration;
-      if (row(id).numComputed === row(id).numTokens && row(id).outcome === undefined) {
-        row(id).generate();
-        this.counters.numOutputTokens++;
-      }
-    }
-    if ([evict, reject, scheduled].some((table) => table?.id.length)) {
-      this.#iteration++;
-      this.counters.numIterations++;
     }
   }
 }
 
-function rejection(reason: Reason, waitUs: bigint): Refusal {
-  const isFinal = [
-    Reason.REJECTED_EXCEEDS_BLOCKS,
-    Reason.REJECTED_EXCEEDS_MODEL_LEN,
-    Reason.REJECTED_DEADLINE,
-  ].includes(reason);
-  const retryDelayMs = isFinal ? undefined : Math.max(RETRY_MS, Number(waitUs) / 1000);
-  const metadata = { scheduler_reason: Reason[reason] ?? String(reason) };
-  return new Refusal("RESOURCE_EXHAUSTED", "REJECTED_BY_SCHEDULER", "the scheduler turned it away", {
-    metadata,
-    retryDelayMs,
-  });
+/** The scheduler's plan for the next pass; the safe plan where none comes, or none that can be carried out. */
+async function nextPlan(): Promise<ExecutorPlan> {
+  const state = books.state();
+  try {
+    const { plans } = await scheduler.plan({ state: books.cluster(state) });
+    books.planningFailure = "";
+    if (plans[0] !== undefined && planFault(state, plans[0]) === undefined) {
+      return plans[0];
+    }
+    books.counters.numRefusedPlans++;
+  } catch (error) {
+    if (!(error instanceof MetronomeError)) {
+      throw error;
+    }
+    books.planningFailure = error.message;
+    books.counters.numPlanFailures++;
+  }
+  books.counters.numSafePlans++;
+  return safePlan(state);
 }
 
-function nowUs(): bigint {
-  return BigInt(Date.now()) * 1000n;
+const server = new grpc.Server({ "grpc.max_receive_message_length": MAX_MESSAGE_BYTES });
+const health = new HealthImplementation();
+health.addToServer(server);
+
+/** Tells health, for the server and for each service. */
+function say(status: "SERVING" | "NOT_SERVING"): void {
+  for (const name of ["", InferenceService.typeName, ExecutorService.typeName]) {
+    health.setStatus(name, status);
+  }
 }
+
+implement(server, InferenceService, DOMAIN, {
+  /** Queues a request and streams what becomes of it; a client that leaves, or whose deadline passes, ends it. */
+  async *generate(message, { signal, deadlineMs }) {
+    const wanted = checked(message, { limits: LIMITS, tokenize: tokensOf, vocabSize: VOCAB_SIZE });
+    const request = new Request(wanted, { deadlineMs });
+    books.add(request);
+    signal.addEventListener("abort", () => books.leave(request, deadlineMs));
+    yield* request.events();
+  },
+  async cancel({ requestId }) {
+    books.cancel(requestId);
+    return {};
+  },
+  async tokenize({ input }) {
+    return { tokenIds: input.case === "text" ? tokensOf(input.value) : [] };
+  },
+  async detokenize({ tokenIds }) {
+    return { text: textOf(knownTokens(tokenIds, VOCAB_SIZE, "token_ids")) };
+  },
+  async getModelInfo() {
+    return { model: "arithmetic", vocabSize: VOCAB_SIZE, maxModelLen: LIMITS.maxModelLen };
+  },
+});
+implement(server, ExecutorService, DOMAIN, {
+  async getState() {
+    return books.response();
+  },
+  async drain(_, { signal }) {
+    say("NOT_SERVING");
+    await books.drained(signal);
+    return {};
+  },
+});
+
+server.bindAsync(`127.0.0.1:${flags.port}`, grpc.ServerCredentials.createInsecure(), (error, port) => {
+  if (error !== null) {
+    throw error;
+  }
+  say("SERVING");
+  console.log(`listening on 127.0.0.1:${port}`);
+  void run();
+});

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { FinishReason, type GenerateRequest, GenerateRequestSchema } from "../src/contract/inference.js";
 import {
   EvictMode,
   ExecutorPlanSchema,
@@ -11,9 +12,10 @@ import {
   RequestStatus,
   type ScheduledTableSchema,
 } from "../src/contract/scheduler.js";
-import { planFault, safePlan } from "../src/executing.js";
+import { Books, checked, planFault, Request, safePlan, type Wanted } from "../src/executing/index.js";
 import { requestTable, SchedulerClient } from "../src/index.js";
-import { SCHEDULER } from "./services.js";
+import { Refusal } from "../src/serving.js";
+import { collect, SCHEDULER } from "./services.js";
 
 const { RUNNING, WAITING, SWAPPED, LOADING } = RequestStatus;
 
@@ -118,13 +120,29 @@ describe("a plan", () => {
 describe("a safe plan", () => {
   it("runs who runs, within tokens and blocks, and lets nobody in", () => {
     const plan = safePlan(STATE);
-    assert.deepEqual(plan.scheduled?.id, [1n, 2n]);
-    assert.deepEqual(plan.scheduled?.numTokens, [1, 24]);
+    assert.deepEqual(plan.scheduled?.id, [1n, 2n, 4n]);
+    assert.deepEqual(plan.scheduled?.numTokens, [1, 24, 1]);
+    assert.deepEqual([plan.admit, plan.resume?.id], [undefined, [4n]]);
     assert.equal(planFault(STATE, plan), undefined);
     const full = stateWith({ numFreeBlocks: 1 });
     assert.deepEqual(safePlan(full).scheduled?.id, [1n]);
     const narrow = stateWith({ limits: { ...LIMITS, maxNumBatchedTokens: 3 } });
     assert.deepEqual(safePlan(narrow).scheduled?.numTokens, [1, 2]);
+  });
+
+  it("makes room where nobody could go on", () => {
+    const requests = requestTable({
+      id: [1, 2],
+      status: [RUNNING, RUNNING],
+      numPromptTokens: [63, 63],
+      numOutputTokens: [2, 2],
+      numComputedTokens: [64, 64],
+      numBlocks: [4, 4],
+    });
+    const state = stateWith({ requests, numFreeBlocks: 0 });
+    const plan = safePlan(state);
+    assert.deepEqual([plan.evict?.id, plan.scheduled?.id], [[2n], [1n]]);
+    assert.equal(planFault(state, plan), undefined);
   });
 
   it("has no block, token or place too many by a real scheduler's verifier", async () => {
@@ -136,5 +154,178 @@ describe("a safe plan", () => {
     const { BATCH_LIMITS, BLOCKS, TOKENS, ONE_FATE } = Invariant;
     const memory = violations.filter(({ invariant }) => [BATCH_LIMITS, BLOCKS, TOKENS, ONE_FATE].includes(invariant));
     assert.deepEqual(memory, []);
+  });
+});
+
+const VOCAB = {
+  limits: { ...LIMITS, maxModelLen: 256 },
+  tokenize: (text: string) => [...Buffer.from(text)],
+  vocabSize: 256,
+};
+
+function wanted(fields: MessageInitShape<typeof GenerateRequestSchema> = {}, offered: readonly string[] = []): Wanted {
+  const message: GenerateRequest = create(GenerateRequestSchema, {
+    prompt: { case: "text", value: "hello" },
+    ...fields,
+  });
+  return checked(message, { ...VOCAB, offered });
+}
+
+describe("a request that is at fault", () => {
+  const rows: [string, string, MessageInitShape<typeof GenerateRequestSchema>][] = [
+    ["EMPTY_PROMPT", "text", { prompt: { case: "text", value: "" } }],
+    ["EMPTY_PROMPT", "token_ids", { prompt: { case: "tokenIds", value: { ids: [] } } }],
+    ["UNKNOWN_TOKEN", "token_ids.ids[1]", { prompt: { case: "tokenIds", value: { ids: [1, 256] } } }],
+    ["NO_CHAT_TEMPLATE", "", { prompt: { case: "messages", value: {} } }],
+    ["OUT_OF_RANGE", "sampling.temperature", { sampling: { temperature: Number.NaN } }],
+    ["OUT_OF_RANGE", "sampling.top_p", { sampling: { topP: 0 } }],
+    ["OUT_OF_RANGE", "sampling.presence_penalty", { sampling: { presencePenalty: -3 } }],
+    ["OUT_OF_RANGE", "stopping.max_tokens", { stopping: { maxTokens: 0 } }],
+    ["OUT_OF_RANGE", "stopping.stop", { stopping: { stop: Array(17).fill("x") } }],
+    ["OUT_OF_RANGE", "stopping.stop[1]", { stopping: { stop: ["x", ""] } }],
+    ["OUT_OF_RANGE", "tenant", { tenant: "ä".repeat(129) }],
+    ["EXCEEDS_MODEL_LEN", "", { stopping: { maxTokens: 252 } }],
+    ["EXCEEDS_KV_CACHE", "", { stopping: { maxTokens: 125 } }],
+    ["NOT_OFFERED", "", { sampling: { n: 2 } }],
+    ["NOT_OFFERED", "", { sampling: { logitBias: { 1: 2 } } }],
+    ["NOT_OFFERED", "", { output: { logprobs: 0 } }],
+  ];
+  for (const [reason, field, fields] of rows) {
+    it(`is ${reason} ${field}`, () => {
+      assert.throws(
+        () => wanted(fields),
+        (error) => {
+          assert.ok(error instanceof Refusal);
+          assert.deepEqual([error.reason, error.details.field ?? ""], [reason, field]);
+          return true;
+        },
+      );
+    });
+  }
+
+  it("is none where the executor offers it, or where zero is meant", () => {
+    assert.deepEqual(wanted({ sampling: { logitBias: { 1: 2 } } }, ["sampling.logit_bias"]).sampling.logitBias, {
+      1: 2,
+    });
+    const { sampling, isGreedy } = wanted({ sampling: { temperature: 0, seed: 0n } });
+    assert.deepEqual([sampling.temperature, sampling.seed, isGreedy], [0, 0n, true]);
+    assert.deepEqual([wanted().sampling.temperature, wanted().isGreedy, wanted().maxTokens], [1, false, 124]);
+  });
+});
+
+async function told(request: Request) {
+  const events = await collect(request.events());
+  assert.deepEqual(
+    events.map(({ sequence }) => sequence),
+    events.map((_, i) => BigInt(i)),
+  );
+  const { event: last } = events.at(-1) ?? {};
+  assert.ok(last?.case === "finished");
+  const texts = events.flatMap(({ event }) => (event.case === "delta" ? [event.value.text] : []));
+  return { texts, stop: last.value.matchedStop, reason: last.value.finishReason, usage: last.value.usage };
+}
+
+describe("a stop string over several tokens (case 42)", () => {
+  const rows: [readonly string[], readonly string[], string][] = [
+    [["DEFGHIJ"], ["AB", "C", "", "", "", ""], "DEFGHIJ"],
+    [["DEFGX"], ["AB", "C", "", "", "DEFGHI", "J"], ""],
+    [["BCX", "J"], ["A", "", "BCDEF", "G", "HI", ""], "J"],
+    [["CD", "CDE"], ["AB", "", ""], "CD"],
+  ];
+  for (const [stop, texts, matched] of rows) {
+    it(`is not sent: ${stop}`, async () => {
+      const request = new Request(wanted({ stopping: { stop: [...stop], maxTokens: 6 } }));
+      for (const [token, text] of ["AB", "C", "DEF", "G", "HI", "J"].entries()) {
+        request.append(token, text);
+      }
+      const answer = await told(request);
+      assert.deepEqual([answer.texts, answer.stop, answer.usage?.numOutputTokens], [texts, matched, texts.length]);
+      assert.equal(answer.reason, matched === "" ? FinishReason.LENGTH : FinishReason.STOP);
+    });
+  }
+
+  it("is not looked for before the least tokens, and an end token is not sent", async () => {
+    const stopping = { stop: ["a"], minTokens: 2, maxTokens: 9 };
+    const request = new Request(wanted({ stopping }, ["stopping.min_tokens"]));
+    for (const text of ["a", "b", "c"]) {
+      request.append(1, text);
+    }
+    request.append(2, "</s>", { isEnd: true });
+    request.append(3, "too late");
+    const { texts, stop, reason } = await told(request);
+    assert.deepEqual([texts, stop, reason], [["a", "b", "c", ""], "", FinishReason.STOP]);
+  });
+});
+
+describe("books", () => {
+  function planned(books: Books, plan: MessageInitShape<typeof ExecutorPlanSchema>) {
+    const { executorId, iteration } = books.state();
+    const whole = create(ExecutorPlanSchema, { executorId, iteration, ...plan });
+    assert.equal(planFault(books.state(), whole), undefined);
+    return books.begin(whole);
+  }
+
+  function booksWith(...requests: readonly Request[]): Books {
+    const books = new Books("e", { ...LIMITS, maxNumWaiting: 2 });
+    for (const request of requests) {
+      books.add(request);
+    }
+    return books;
+  }
+
+  const prompt = { case: "text", value: "x".repeat(10) } as const;
+
+  it("keep the output of who is evicted, and have its blocks again", () => {
+    const [one, two, three] = [
+      new Request(wanted({ prompt })),
+      new Request(wanted({ prompt })),
+      new Request(wanted({ prompt })),
+    ];
+    const books = booksWith(one, two);
+    books.commit(planned(books, { admit: { id: [1n, 2n] }, scheduled: run([1, 10], [2, 10]) }));
+    assert.ok(one.isComputed);
+    one.append(1, "a");
+    books.add(three);
+    const evict = { id: [1n, 2n], mode: [EvictMode.SWAP, EvictMode.RECOMPUTE] };
+    assert.deepEqual(planned(books, { evict }).swapOut, [one]);
+    const state = books.state();
+    assert.deepEqual([state.numFreeBlocks, state.numFreeSwapBlocks], [8, 1]);
+    assert.deepEqual(state.requests?.numComputedTokens, [10, 0, 0]);
+    assert.deepEqual(state.requests?.numOutputTokens, [1, 0, 0]);
+    const scheduled = run([1, 1], [3, 10]);
+    assert.deepEqual(planned(books, { resume: { id: [1n] }, admit: { id: [3n] }, scheduled }).swapIn, [one]);
+    assert.deepEqual(books.state().requests?.timesOvertaken, [0, 1, 0]);
+    assert.equal(books.state().iteration, 4n);
+  });
+
+  it("tell who is rejected when to come again", async () => {
+    const request = new Request(wanted());
+    const reject = { id: [1n], reason: [Reason.REJECTED_QUEUE_FULL], estimatedWaitUs: [2_500_000n] };
+    planned(booksWith(request), { reject });
+    await assert.rejects(told(request), (error) => {
+      assert.ok(error instanceof Refusal);
+      assert.deepEqual([error.reason, error.details.retryDelayMs], ["REJECTED_BY_SCHEDULER", 2_500]);
+      return true;
+    });
+  });
+
+  it("keep nothing of who may not enter", async () => {
+    const books = booksWith(new Request(wanted({ requestId: "r" })));
+    assert.throws(() => books.add(new Request(wanted({ requestId: "r" }))), { reason: "DUPLICATE_REQUEST_ID" });
+    const last = new Request(wanted());
+    books.add(last);
+    assert.throws(() => books.add(new Request(wanted())), { reason: "QUEUE_FULL" });
+    books.cancel("r");
+    books.add(new Request(wanted({ requestId: "r" }))); // its name is free again
+    assert.throws(() => books.cancel("other"), { reason: "UNKNOWN_REQUEST_ID" });
+    books.cancel("r");
+    const drained = books.drained();
+    assert.throws(() => books.add(new Request(wanted())), { reason: "DRAINING" });
+    books.leave(last, Date.now());
+    await drained;
+    assert.deepEqual(
+      [books.counters.numAccepted, books.counters.numCancelled, books.counters.numExpired],
+      [3n, 2n, 1n],
+    );
   });
 });

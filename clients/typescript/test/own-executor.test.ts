@@ -14,7 +14,7 @@ describe("an executor in TypeScript", { timeout: HANG_MS }, () => {
   let executor: InferenceClient;
 
   before(async () => {
-    const program = fileURLToPath(new URL("../../examples/typescript/main.mjs", import.meta.url));
+    const program = fileURLToPath(new URL("../../examples/typescript/executor.mjs", import.meta.url));
     process_ = spawn(process.execPath, [program, "--scheduler", SCHEDULER, "--port", "0"], {
       stdio: ["ignore", "pipe", "inherit"],
     });
@@ -54,8 +54,6 @@ describe("an executor in TypeScript", { timeout: HANG_MS }, () => {
       await textOf("hello", { maxTokens: 30, temperature: 0, stop: [stop] }),
       whole.slice(0, whole.indexOf(stop)),
     );
-    const late = whole.indexOf(stop) + stop.length + 3;
-    assert.ok((await textOf("hello", { maxTokens: 30, temperature: 0, stop: [stop], minTokens: late })).length >= late);
   });
 
   it("refuses what it does not offer", async () => {

@@ -1,4 +1,4 @@
-"""For executors of one's own: what to do with a plan before it is trusted with memory, and what to run without one.
+"""What to do with a plan before it is trusted with memory, and what to run without one.
 
 Written over the messages: a state as the executor sent it, and the plan that came back. An executor that shares blocks
 between requests or speculates has more to check than is here.

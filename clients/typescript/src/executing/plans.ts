@@ -6,8 +6,8 @@
  */
 
 import { create } from "@bufbuild/protobuf";
-import { EvictMode, type ExecutorPlan, ExecutorPlanSchema, Reason } from "./gen/metronome/scheduler/v1/plan_pb.js";
-import { type ExecutorState, RequestStatus } from "./gen/metronome/scheduler/v1/state_pb.js";
+import { EvictMode, type ExecutorPlan, ExecutorPlanSchema, Reason } from "../gen/metronome/scheduler/v1/plan_pb.js";
+import { type ExecutorState, RequestStatus } from "../gen/metronome/scheduler/v1/state_pb.js";
 
 interface Row {
   readonly id: bigint;
@@ -31,24 +31,46 @@ export function planFault(state: ExecutorState, plan: ExecutorPlan | undefined):
   return tableFault(plan) ?? movesFault(plan, rows) ?? runFault(plan, rows, state) ?? swapFault(plan, rows, state);
 }
 
-/** Runs what runs, as far as tokens and blocks reach, and lets nobody in: what to do when no scheduler has a plan. */
+/**
+ * What to run when no scheduler has a plan: those that began go on as far as tokens and blocks reach, and nobody new starts.
+ *
+ * Where nobody can go on the last to arrive makes room. Requests are taken to stand in the order of arrival.
+ */
 export function safePlan(state: ExecutorState): ExecutorPlan {
   const { executorId, iteration, limits } = state;
-  const scheduled = { id: [] as bigint[], numTokens: [] as number[], reason: [] as Reason[] };
+  const plan = create(ExecutorPlanSchema, { executorId, iteration, scheduled: {}, resume: {}, evict: {} });
+  const rows = [...rowsOf(state).values()];
+  const running = rows.filter(({ status }) => status === RequestStatus.RUNNING);
+  const swapped = rows.filter(({ status }) => status === RequestStatus.SWAPPED);
   let budget = limits?.maxNumBatchedTokens ?? 0;
   let free = state.numFreeBlocks;
-  for (const row of rowsOf(state).values()) {
-    const numTokens = Math.min(row.numLacking, budget);
-    const needed = blocksAfter(row, numTokens, state) - row.numBlocks;
-    if (row.status === RequestStatus.RUNNING && numTokens > 0 && needed <= free) {
-      scheduled.id.push(row.id);
-      scheduled.numTokens.push(numTokens);
-      scheduled.reason.push(row.numLacking === 1 ? Reason.DECODE : Reason.PREFILL);
-      budget -= numTokens;
-      free -= needed;
-    }
+  while (running.length > 1 && running.every((row) => blocksFor(row, 1, state) > free)) {
+    const victim = running.pop() as Row;
+    plan.evict?.id.push(victim.id);
+    plan.evict?.mode.push(EvictMode.RECOMPUTE);
+    plan.evict?.reason.push(Reason.EVICTED_OUT_OF_BLOCKS);
+    free += victim.numBlocks - victim.numShared;
   }
-  return create(ExecutorPlanSchema, { executorId, iteration, scheduled });
+  let numSeqs = running.length + rows.filter(({ status }) => status === RequestStatus.LOADING).length;
+  for (const row of [...running, ...(plan.evict?.id.length ? [] : swapped)]) {
+    const isSwapped = row.status === RequestStatus.SWAPPED;
+    const numTokens = Math.min(row.numLacking, budget);
+    const needed = blocksFor(row, numTokens, state);
+    if (numTokens < 1 || needed > free || (isSwapped && numSeqs >= (limits?.maxNumSeqs ?? 0))) {
+      continue;
+    }
+    if (isSwapped) {
+      plan.resume?.id.push(row.id);
+      plan.resume?.reason.push(Reason.RESUMED);
+      numSeqs++;
+    }
+    plan.scheduled?.id.push(row.id);
+    plan.scheduled?.numTokens.push(numTokens);
+    plan.scheduled?.reason.push(row.numLacking === 1 ? Reason.DECODE : Reason.PREFILL);
+    budget -= numTokens;
+    free -= needed;
+  }
+  return plan;
 }
 
 function tableFault({ scheduled, admit, resume, evict, reject }: ExecutorPlan): string | undefined {
@@ -151,4 +173,9 @@ function rowsOf({ requests }: ExecutorState): ReadonlyMap<bigint, Row> {
 /** A request never holds fewer blocks than before. */
 function blocksAfter(row: Row, numTokens: number, { limits }: ExecutorState): number {
   return Math.max(row.numBlocks, Math.ceil((row.numComputed + numTokens) / (limits?.blockSize ?? 1)));
+}
+
+/** Free blocks that computing so many tokens takes up; one that is swapped comes back with what it holds. */
+function blocksFor(row: Row, numTokens: number, state: ExecutorState): number {
+  return blocksAfter(row, numTokens, state) - (row.status === RequestStatus.RUNNING ? row.numBlocks : 0);
 }
