@@ -10,6 +10,7 @@ from executor_service.engine.ngram import NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.metrics_endpoint import MetricsAddress
 from executor_service.model.quantization import Quantization
 from executor_service.port_settings import tls_of
 from executor_service.scheduler_tls import SchedulerTls
@@ -53,6 +54,8 @@ class Config:
     record_max_bytes: int  # a file
     record_max_files: int
     grace_s: float
+    metrics_address: MetricsAddress | None  # None: no metrics
+    metrics_max_tenants: int  # that have series of their own
     log_format: LogFormat
     log_level: str
 
@@ -96,6 +99,8 @@ def _config(values: Values) -> Config:
         record_max_bytes=values["record_max_bytes"],
         record_max_files=values["record_max_files"],
         grace_s=values["grace_s"],
+        metrics_address=values["metrics_address"],
+        metrics_max_tenants=values["metrics_max_tenants"],
         log_format=values["log_format"],
         log_level=values["log_level"],
     )

@@ -1,4 +1,4 @@
-"""Settings that every service has: where it listens, with which TLS, and what it logs.
+"""Settings that every service has: where it listens, with which TLS, where its metrics are, and what it logs.
 
 The executor and the scheduler have a copy each: they share nothing but the contract.
 """
@@ -6,6 +6,7 @@ The executor and the scheduler have a copy each: they share nothing but the cont
 from __future__ import annotations
 
 from executor_service.address import is_loopback
+from executor_service.metrics_endpoint import metrics_address
 from executor_service.setting import Setting, member, message_size, one_of, path, port, switch, text
 from executor_service.setting_sources import SettingError, Values
 from executor_service.telemetry import LOG_LEVELS, LogFormat
@@ -14,6 +15,14 @@ from executor_service.tls import TlsFiles
 LOGS = (
     Setting("log_format", "logs", member(LogFormat), "console or json", default="console"),
     Setting("log_level", "logs", one_of(*LOG_LEVELS), "debug, info, warning or error", default="info"),
+)
+METRICS = (
+    Setting(
+        "metrics_address",
+        "metrics",
+        metrics_address,
+        "[host:]port to serve metrics for Prometheus on; a port alone is one of loopback (default: no metrics)",
+    ),
 )
 
 

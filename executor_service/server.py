@@ -27,6 +27,11 @@ from executor_service.control_servicer import ExecutorServicer
 from executor_service.engine.request import EndCause
 from executor_service.executor import Executor
 from executor_service.malformed import MalformedMessageInterceptor
+from executor_service.metrics.collector import ExecutorCollector
+from executor_service.metrics.tally import Tally
+from executor_service.metrics.tenants import TenantLabels
+from executor_service.metrics_endpoint import MetricsEndpoint, new_registry
+from executor_service.observers import Observers
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
@@ -72,6 +77,9 @@ class Server:
         self._stop_asked = asyncio.Event()
         self._engine: threading.Thread | None = None
         self._engine_died = False
+        self._tally = Tally(TenantLabels(config.metrics_max_tenants))
+        self._registry = new_registry()
+        self._metrics: MetricsEndpoint | None = None
         control = ExecutorServicer(self._serving, self._hub, begin_drain=self._begin_drain)
         add_InferenceServiceServicer_to_server(InferenceServicer(self._serving), self._server)
         add_ExecutorServiceServicer_to_server(control, self._server)
@@ -89,8 +97,8 @@ class Server:
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._listen()
         try:
+            await self._listen()
             loading = asyncio.ensure_future(asyncio.to_thread(self._load))
             stopping = asyncio.ensure_future(self._stop_asked.wait())
             await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -103,10 +111,14 @@ class Server:
         finally:
             self._ignore_signals()
             await self._server.stop(grace=0.5)
+            if self._metrics is not None:
+                await asyncio.to_thread(self._metrics.close)
         return 1 if self._engine_died else 0
 
     async def _listen(self) -> None:
         config = self._config
+        if config.metrics_address is not None:
+            self._metrics = MetricsEndpoint(config.metrics_address, self._registry)
         credentials = None if config.tls is None else server_credentials(config.tls)
         address = listen(self._server, config.host, config.port, credentials)
         await self._server.start()
@@ -118,16 +130,18 @@ class Server:
             publish(address, config.address_file)
 
     def _load(self) -> Executor:
+        engine_log = EngineLog(self._executor_id, self._hub.publish)
         return build_executor(
             self._config,
             executor_id=self._executor_id,
             sink=self._serving.streams.deliver,
-            observer=EngineLog(self._executor_id, self._hub.publish),
+            observer=engine_log if self._metrics is None else Observers(engine_log, self._tally),
             progress=lambda message: log.info("model_progress", message=message),
         )
 
     async def _begin_serving(self, executor: Executor) -> None:
         self._serving.executor = executor
+        self._registry.register(ExecutorCollector(executor, self._tally))
         self._engine = executor.start(self._on_engine_death, threads=threads_of_rank(self._config))
         if not self._serving.draining:  # may be asked for while the model loads
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)

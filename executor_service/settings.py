@@ -9,7 +9,7 @@ from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.quantization import Quantization
-from executor_service.port_settings import LOGS, port_settings
+from executor_service.port_settings import LOGS, METRICS, port_settings
 from executor_service.setting import (
     Setting,
     member,
@@ -157,6 +157,14 @@ EXECUTOR = Program(
         Setting("record_dir", "recording", path, "record plans there; a directory for this process alone"),
         Setting("record_max_bytes", "recording", size, "size that ends a file", default="64MiB"),
         Setting("record_max_files", "recording", whole(1), "files to keep, the newest", default="16"),
+        *METRICS,
+        Setting(
+            "metrics_max_tenants",
+            "metrics",
+            whole(0),
+            "tenants with series of their own; those that come later share the label `other`",
+            default="100",
+        ),
         *LOGS,
     ),
 )

@@ -6,11 +6,15 @@ import logging
 import sys
 from collections.abc import Callable
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import structlog
 
 from executor_service.engine.planner import FailureCause, PlanUnavailableError
-from executor_service.engine.record import PassRecord
+from executor_service.engine.record import Ending, Measures, PassRecord
+
+if TYPE_CHECKING:  # settings need this module before torch is imported
+    from executor_service.engine.apply import PlanRefusedError
 
 log = structlog.get_logger()
 
@@ -54,7 +58,7 @@ class EngineLog:
         self._publish = publish
         self._failing: FailureCause | None = None
 
-    def pass_done(self, record: PassRecord) -> None:
+    def pass_done(self, record: PassRecord, measures: Measures) -> None:
         if self._failing is not None and record.plan_source.name != "SAFE":
             self._failing = None
             self._log.info("scheduler_answers_again", iteration=record.iteration)
@@ -72,8 +76,11 @@ class EngineLog:
         )
         self._publish(record)
 
-    def plan_refused(self, iteration: int, detail: str) -> None:
-        self._log.warning("plan_refused", iteration=iteration, detail=detail)
+    def request_ended(self, ending: Ending) -> None:
+        """Whoever sent the request is told."""
+
+    def plan_refused(self, iteration: int, refusal: PlanRefusedError) -> None:
+        self._log.warning("plan_refused", iteration=iteration, reason=refusal.reason.value, detail=str(refusal))
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         if failure.cause is not self._failing:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler_service.metrics_endpoint import MetricsAddress
 from scheduler_service.port_settings import tls_of
 from scheduler_service.profiles import PROFILES_DIRECTORY
 from scheduler_service.setting_sources import Values, configure
@@ -18,7 +19,8 @@ from scheduler_service.tls import TlsFiles
 class SchedulerConfig:
     """`port` 0: any free one. `address_file`: gets `host:port` once the service listens; None: no file.
 
-    `tls` None: none. `record_dir` None: nothing is recorded. `shadow_profile` None: nothing is planned twice.
+    `tls` None: none. `metrics_address` None: no metrics. `record_dir` None: nothing is recorded.
+    `shadow_profile` None: nothing is planned twice.
     """
 
     host: str
@@ -33,6 +35,7 @@ class SchedulerConfig:
     record_dir: Path | None
     record_max_bytes: int  # a file
     record_max_files: int
+    metrics_address: MetricsAddress | None
     log_format: LogFormat
     log_level: str
 
@@ -56,6 +59,7 @@ def _config(values: Values) -> SchedulerConfig:
         record_dir=values["record_dir"],
         record_max_bytes=values["record_max_bytes"],
         record_max_files=values["record_max_files"],
+        metrics_address=values["metrics_address"],
         log_format=values["log_format"],
         log_level=values["log_level"],
     )

@@ -63,14 +63,29 @@ class ObserverThread:
     """Runs one observer. `offer` and `close` are for one thread, that of the server."""
 
     def __init__(self, observer: Observer, *, report_interval_s: float, capacity: int = QUEUE_CAPACITY) -> None:
-        self._observer = observer
+        self.observer = observer
         self._interval_s = report_interval_s
         self._calls: queue.Queue[PlannedCall | None] = queue.Queue(capacity)
         self._num_dropped = 0  # written by the server's thread alone, and never reset
         self._num_dropped_reported = 0
-        self._num_failed = 0
+        self._num_failed = 0  # written by this observer's own, and never reset
+        self._num_failed_reported = 0
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name=observer.name, daemon=True)
+
+    @property
+    def name(self) -> str:
+        return self.observer.name
+
+    @property
+    def num_dropped(self) -> int:
+        """Calls since the start that it had no room for."""
+        return self._num_dropped
+
+    @property
+    def num_failed(self) -> int:
+        """Calls since the start that it failed at."""
+        return self._num_failed
 
     def start(self) -> None:
         self._thread.start()
@@ -101,21 +116,24 @@ class ObserverThread:
                 report_at += self._interval_s
                 self._report()
         self._report()
-        self._observer.close()
+        self.observer.close()
 
     def _observe(self, call: PlannedCall) -> None:
         try:
-            self._observer.observe(call)
+            self.observer.observe(call)
         except Exception:
             self._num_failed += 1
             if not self._is_failing:
-                log.exception("observer_failed", observer=self._observer.name)
+                log.exception("observer_failed", observer=self.observer.name)
             self._is_failing = True
         else:
             self._is_failing = False
 
     def _report(self) -> None:
         num_dropped = self._num_dropped
-        missed = Missed(num_dropped=num_dropped - self._num_dropped_reported, num_failed=self._num_failed)
-        self._num_dropped_reported, self._num_failed = num_dropped, 0
-        self._observer.report(missed)
+        missed = Missed(
+            num_dropped=num_dropped - self._num_dropped_reported,
+            num_failed=self._num_failed - self._num_failed_reported,
+        )
+        self._num_dropped_reported, self._num_failed_reported = num_dropped, self._num_failed
+        self.observer.report(missed)

@@ -20,6 +20,8 @@ from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.address import AddressError, listen, publish
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.malformed import MalformedMessageInterceptor
+from scheduler_service.metrics import ObserverCollector, SchedulerMetrics
+from scheduler_service.metrics_endpoint import MetricsEndpoint, new_registry
 from scheduler_service.observers import ObserverThread
 from scheduler_service.profiles import ProfileError, Profiles
 from scheduler_service.recorder import Recorder
@@ -45,6 +47,7 @@ class SchedulerServer:
     health: Any  # an aio HealthServicer; grpc_health publishes no types
     address: str
     observers: tuple[ObserverThread, ...]
+    metrics: MetricsEndpoint | None
 
     async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Say that no more is served, then let open calls end for so long."""
@@ -52,6 +55,8 @@ class SchedulerServer:
         await self.server.stop(grace_seconds)
         for observer in self.observers:
             await asyncio.to_thread(observer.close)
+        if self.metrics is not None:
+            await asyncio.to_thread(self.metrics.close)
 
 
 async def start_server(config: SchedulerConfig, profiles: Profiles) -> SchedulerServer:
@@ -72,14 +77,18 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
             ("grpc.max_send_message_length", config.max_message_bytes),
         ),
     )
-    servicer = SchedulerServicer(profiles)
+    registry = new_registry()
+    metrics = None if config.metrics_address is None else SchedulerMetrics(registry, config)
+    servicer = SchedulerServicer(profiles, metrics)
     observers = _observers(config, servicer)
+    registry.register(ObserverCollector(observers))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
     address = listen(server, config.host, config.port, credentials)
+    endpoint = None if config.metrics_address is None else MetricsEndpoint(config.metrics_address, registry)
     await asyncio.to_thread(warm_up)
     for observer in observers:
         observer.start()
@@ -88,7 +97,12 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
     for service in (SERVICE_NAME, health.OVERALL_HEALTH):
         await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
     return SchedulerServer(
-        server=server, servicer=servicer, health=health_servicer, address=address, observers=observers
+        server=server,
+        servicer=servicer,
+        health=health_servicer,
+        address=address,
+        observers=observers,
+        metrics=endpoint,
     )
 
 

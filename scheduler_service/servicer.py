@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +20,7 @@ from scheduler_service.core.state import ClusterState
 from scheduler_service.core.validate import validate, validate_to_place
 from scheduler_service.core.verify import verify
 from scheduler_service.errors import fail, refuse
+from scheduler_service.metrics import CRASHED, SchedulerMetrics
 from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
 
@@ -32,8 +34,9 @@ log = structlog.get_logger(__name__)
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Answers calls; keeps nothing between them but the profiles."""
 
-    def __init__(self, profiles: Profiles) -> None:
+    def __init__(self, profiles: Profiles, metrics: SchedulerMetrics | None = None) -> None:
         self._profiles = profiles
+        self._metrics = metrics
         self._observers: Sequence[ObserverThread] = ()
 
     def use(self, profiles: Profiles) -> None:
@@ -50,24 +53,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._observers = observers
 
     async def Plan(self, request: scheduler_pb2.PlanRequest, context: Context) -> scheduler_pb2.PlanResponse:
-        return await _answer(context, "Plan", self._plan, request)
+        return await self._answer(context, "Plan", self._plan, request)
 
     async def PlanStream(
         self, request_iterator: AsyncIterator[scheduler_pb2.PlanRequest], context: Context
     ) -> AsyncIterator[scheduler_pb2.PlanResponse]:
         async for request in request_iterator:
-            yield await _answer(context, "PlanStream", self._plan, request)
+            yield await self._answer(context, "PlanStream", self._plan, request)
 
     async def Verify(self, request: scheduler_pb2.VerifyRequest, context: Context) -> scheduler_pb2.VerifyResponse:
-        return await _answer(context, "Verify", self._verify, request)
+        return await self._answer(context, "Verify", self._verify, request)
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
-        return await _answer(context, "Place", self._place, request)
+        return await self._answer(context, "Place", self._place, request)
 
     async def ListProfiles(
         self, request: scheduler_pb2.ListProfilesRequest, context: Context
     ) -> scheduler_pb2.ListProfilesResponse:
-        return await _answer(context, "ListProfiles", self._list_profiles, request)
+        return await self._answer(context, "ListProfiles", self._list_profiles, request)
 
     def _plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         policy = self._policy(request)
@@ -76,6 +79,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if request.explain:
             plans = explain(cluster, plans, policy)
         response = scheduler_pb2.PlanResponse(plans=map(convert.plan_message, plans))
+        if self._metrics is not None:
+            self._metrics.planned(self._profile_name(request), cluster, plans)
         if self._observers:
             call = PlannedCall(request=request, response=response, policy=policy, cluster=cluster, plans=plans)
             for observer in self._observers:
@@ -120,6 +125,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         check_policy(policy, "policy")
         return policy
 
+    def _profile_name(self, request: scheduler_pb2.PlanRequest) -> str:
+        """Of the policy that a request was planned by."""
+        choice = request.WhichOneof("policy_choice")
+        if choice is None:
+            return self._profiles.default.name
+        return request.profile if choice == "profile" else "inline"
+
     def _list_profiles(self, request: scheduler_pb2.ListProfilesRequest) -> scheduler_pb2.ListProfilesResponse:
         """The token of a page is the name that the page before ended with."""
         if request.page_size < 0:
@@ -140,6 +152,31 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             is_default=profile is self._profiles.default,
         )
 
+    async def _answer(
+        self, context: Context, method: str, decide: Callable[[_Request], _Response], request: _Request
+    ) -> _Response:
+        """What `decide` says; where it raises, what a caller did wrong becomes its status, and our own bugs INTERNAL.
+
+        Either ends this call alone.
+        """
+        started = time.perf_counter()
+        metrics = self._metrics
+        try:
+            response = decide(request)
+        except SchedulerError as error:
+            log.info("refused", method=method, reason=error.reason.name, field=error.field)
+            if metrics is not None:
+                metrics.refused(method, error.reason.name)
+            await refuse(context, error)
+        except Exception:
+            log.exception("crashed", method=method)
+            if metrics is not None:
+                metrics.refused(method, CRASHED)
+            await fail(context, method)
+        if metrics is not None:
+            metrics.answered(method, time.perf_counter() - started)
+        return response
+
 
 def _cluster(
     request: scheduler_pb2.PlanRequest | scheduler_pb2.VerifyRequest | scheduler_pb2.PlaceRequest,
@@ -149,20 +186,3 @@ def _cluster(
     cluster = convert.cluster_from(request.state, "state")
     validate(cluster)
     return cluster
-
-
-async def _answer(
-    context: Context, method: str, decide: Callable[[_Request], _Response], request: _Request
-) -> _Response:
-    """What `decide` says; where it raises, what a caller did wrong becomes its status, and our own bugs INTERNAL.
-
-    Either ends this call alone.
-    """
-    try:
-        return decide(request)
-    except SchedulerError as error:
-        log.info("refused", method=method, reason=error.reason.name, field=error.field)
-        await refuse(context, error)
-    except Exception:
-        log.exception("crashed", method=method)
-        await fail(context, method)

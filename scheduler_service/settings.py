@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.port_settings import LOGS, port_settings
+from scheduler_service.port_settings import LOGS, METRICS, port_settings
 from scheduler_service.profiles import DEFAULT_PROFILE
 from scheduler_service.setting import Setting, path, size, text, text_or_none, whole
 from scheduler_service.setting_sources import Program
@@ -31,6 +31,7 @@ SCHEDULER = Program(
         Setting("record_dir", "recording", path, "record plans there; a directory for this process alone"),
         Setting("record_max_bytes", "recording", size, "size that ends a file", default="64MiB"),
         Setting("record_max_files", "recording", whole(1), "files to keep, the newest", default="16"),
+        *METRICS,
         *LOGS,
     ),
 )

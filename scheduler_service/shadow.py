@@ -65,6 +65,11 @@ class Shadow:
         self._totals = Counter(dict.fromkeys(_COUNTERS, 0))
         self._reported = self._totals.copy()
 
+    @property
+    def totals(self) -> Counter[str]:
+        """Since the start, by the names that a report has."""
+        return self._totals.copy()
+
     def observe(self, call: PlannedCall) -> None:
         """Raises what the planner does where the profile does not go with the state."""
         for ours, theirs in zip(call.plans, plan(call.cluster, self._policy()), strict=True):

@@ -29,6 +29,8 @@ def plan_from_response(response: scheduler.PlanResponse, *, executor_id: str) ->
         resume=np.asarray(plan.resume.id, dtype=np.int64),
         evict=np.asarray(plan.evict.id, dtype=np.int64),
         evict_modes=np.asarray(plan.evict.mode, dtype=np.int32),
+        evict_reasons=np.asarray(plan.evict.reason, dtype=np.int32),
+        shortfall_reason=_reason_name(plan.shortfall.reason) if plan.HasField("shortfall") else "",
         reject=_rejections(plan.reject),
         predicted_us=plan.predicted_time_us,
         kv_residency_charge=_charge(plan.kv_residency_charge),

@@ -13,18 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.engine.books import BlockCopy, Books, Rows, Status
 from executor_service.engine.entering import work_out
-from executor_service.engine.plan import EvictMode, Ids, Plan, Rejection
+from executor_service.engine.plan import EvictMode, EvictReason, Ids, Plan, Rejection
 from executor_service.kv.prefix_cache import Prefix
+
+
+class RefusalReason(StrEnum):
+    """What kind of fault a refused plan has."""
+
+    STALE = "stale"
+    CONTRADICTORY = "contradictory"
+    UNKNOWN_REQUEST = "unknown_request"
+    WRONG_STATUS = "wrong_status"
+    WRONG_NUM_TOKENS = "wrong_num_tokens"
+    TOKEN_BUDGET = "token_budget"
+    BATCH_LIMIT = "batch_limit"
+    BLOCKS = "blocks"
+    SWAP_BLOCKS = "swap_blocks"
 
 
 class PlanRefusedError(Exception):
     """The plan is stale, names requests that are not there, contradicts itself or does not fit. Nothing has changed."""
+
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +56,7 @@ class CheckedPlan:
     resume: Rows
     evict_by_swap: Rows
     evict_by_recompute: Rows
+    evictions: tuple[tuple[EvictMode, EvictReason], ...]  # of both, in the plan's order
     reject: tuple[Rejection, ...]
     predicted_us: int
     kv_residency_charge: float | None
@@ -65,11 +85,14 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
     Raises PlanRefusedError.
     """
     if plan.iteration != books.iteration:
-        raise PlanRefusedError(f"made for iteration {plan.iteration}, this is {books.iteration}")
+        raise PlanRefusedError(RefusalReason.STALE, f"made for iteration {plan.iteration}, this is {books.iteration}")
     _check_one_fate(plan)
     scheduled, kept = _rows_of(plan.scheduled, "scheduled", books, ended)
     evict, kept_evictions = _rows_of(plan.evict, "evict", books, ended)
     modes = plan.evict_modes[kept_evictions]
+    if not np.isin(modes, (EvictMode.SWAP, EvictMode.RECOMPUTE)).all():
+        raise PlanRefusedError(RefusalReason.CONTRADICTORY, "evicts without saying where to")
+    reasons = plan.evict_reasons[kept_evictions] if len(plan.evict_reasons) else np.zeros_like(modes)
     checked = CheckedPlan(
         rows=scheduled,
         num_tokens=plan.num_tokens[kept],
@@ -77,12 +100,11 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
         resume=_rows_of(plan.resume, "resume", books, ended)[0],
         evict_by_swap=evict[modes == EvictMode.SWAP],
         evict_by_recompute=evict[modes == EvictMode.RECOMPUTE],
+        evictions=tuple(zip(map(EvictMode, modes.tolist()), map(EvictReason, reasons.tolist()), strict=True)),
         reject=tuple(r for r in plan.reject if r.id not in ended),
         predicted_us=plan.predicted_us,
         kv_residency_charge=plan.kv_residency_charge,
     )
-    if len(checked.evict_by_swap) + len(checked.evict_by_recompute) != len(evict):
-        raise PlanRefusedError("evicts without saying where to")
     _check_statuses(checked, books)
     _check_rejections(checked, books)
     _check_tokens(checked, books)
@@ -106,17 +128,20 @@ def apply(checked: CheckedPlan, books: Books) -> Copies:
 
 def _check_one_fate(plan: Plan) -> None:
     """Columns of one length; nobody twice in a list, nor in two lists that exclude each other."""
-    if len(plan.scheduled) != len(plan.num_tokens) or len(plan.evict) != len(plan.evict_modes):
-        raise PlanRefusedError("has columns of unequal length")
+    is_even = len(plan.scheduled) == len(plan.num_tokens) and len(plan.evict) == len(plan.evict_modes)
+    if not is_even or len(plan.evict_reasons) not in (0, len(plan.evict)):
+        raise PlanRefusedError(RefusalReason.CONTRADICTORY, "has columns of unequal length")
     reject = np.fromiter((r.id for r in plan.reject), dtype=np.int64)
     leaving = np.concatenate([plan.evict, reject])
     for ids in (np.concatenate([plan.scheduled, leaving]), np.concatenate([plan.admit, plan.resume, leaving])):
         unique, counts = np.unique(ids, return_counts=True)
         if len(unique) != len(ids):
-            raise PlanRefusedError(f"decides twice on requests {unique[counts > 1].tolist()}")
+            raise PlanRefusedError(
+                RefusalReason.CONTRADICTORY, f"decides twice on requests {unique[counts > 1].tolist()}"
+            )
     idle = np.setdiff1d(np.concatenate([plan.admit, plan.resume]), plan.scheduled)
     if len(idle):
-        raise PlanRefusedError(f"brings in requests {idle.tolist()} and does not run them")
+        raise PlanRefusedError(RefusalReason.CONTRADICTORY, f"brings in requests {idle.tolist()} and does not run them")
 
 
 def _rows_of(ids: Ids, which: str, books: Books, ended: AbstractSet[int]) -> tuple[Rows, NDArray[np.bool_]]:
@@ -126,7 +151,7 @@ def _rows_of(ids: Ids, which: str, books: Books, ended: AbstractSet[int]) -> tup
     if missing.any():
         unknown = [i for i in ids[missing].tolist() if i not in ended]
         if unknown:
-            raise PlanRefusedError(f"names unknown requests {unknown} in {which}")
+            raise PlanRefusedError(RefusalReason.UNKNOWN_REQUEST, f"names unknown requests {unknown} in {which}")
     return rows[~missing], ~missing
 
 
@@ -144,7 +169,9 @@ def _check_statuses(checked: CheckedPlan, books: Books) -> None:
         if len(wrong):
             row = wrong[0]
             is_now = Status(status[row]).name
-            raise PlanRefusedError(f"{verb} request {books['id'][row]}, which is {is_now}, not {before.name}")
+            raise PlanRefusedError(
+                RefusalReason.WRONG_STATUS, f"{verb} request {books['id'][row]}, which is {is_now}, not {before.name}"
+            )
         status[rows] = after
 
 
@@ -152,10 +179,12 @@ def _check_rejections(checked: CheckedPlan, books: Books) -> None:
     """Anyone may be turned away but those on the device: what began to run is evicted first."""
     rows = books.rows_of(r.id for r in checked.reject)
     if (rows < 0).any():
-        raise PlanRefusedError("names unknown requests in reject")
+        raise PlanRefusedError(RefusalReason.UNKNOWN_REQUEST, "names unknown requests in reject")
     running = rows[books["status"][rows] == Status.RUNNING]
     if len(running):
-        raise PlanRefusedError(f"rejects request {books['id'][running[0]]}, which is RUNNING")
+        raise PlanRefusedError(
+            RefusalReason.WRONG_STATUS, f"rejects request {books['id'][running[0]]}, which is RUNNING"
+        )
 
 
 def _check_tokens(checked: CheckedPlan, books: Books) -> None:
@@ -167,13 +196,19 @@ def _check_tokens(checked: CheckedPlan, books: Books) -> None:
     if wrong.any():
         row, count = checked.rows[wrong][0], num_tokens[wrong][0]
         lacking = books.num_lacking_tokens(checked.rows[wrong])[0]
-        raise PlanRefusedError(f"runs {count} tokens of request {books['id'][row]}, which lacks {lacking}")
+        raise PlanRefusedError(
+            RefusalReason.WRONG_NUM_TOKENS, f"runs {count} tokens of request {books['id'][row]}, which lacks {lacking}"
+        )
     if num_tokens.sum() > limits.max_num_batched_tokens:
-        raise PlanRefusedError(f"runs {num_tokens.sum()} tokens, the budget is {limits.max_num_batched_tokens}")
+        raise PlanRefusedError(
+            RefusalReason.TOKEN_BUDGET, f"runs {num_tokens.sum()} tokens, the budget is {limits.max_num_batched_tokens}"
+        )
     num_running = len(books.rows_with(Status.RUNNING)) + len(checked.admit) + len(checked.resume)
     num_running -= len(checked.evict_by_swap) + len(checked.evict_by_recompute)
     if num_running > limits.max_num_seqs and len(checked.admit) + len(checked.resume):
-        raise PlanRefusedError(f"leaves {num_running} requests running, the limit is {limits.max_num_seqs}")
+        raise PlanRefusedError(
+            RefusalReason.BATCH_LIMIT, f"leaves {num_running} requests running, the limit is {limits.max_num_seqs}"
+        )
 
 
 def _check_swap(checked: CheckedPlan, books: Books) -> None:
@@ -181,7 +216,8 @@ def _check_swap(checked: CheckedPlan, books: Books) -> None:
     if swapped_out > books.swap_space.num_free:
         ids = books["id"][checked.evict_by_swap].tolist()
         raise PlanRefusedError(
-            f"swaps requests {ids} out to {swapped_out} swap blocks, {books.swap_space.num_free} are free"
+            RefusalReason.SWAP_BLOCKS,
+            f"swaps requests {ids} out to {swapped_out} swap blocks, {books.swap_space.num_free} are free",
         )
 
 
@@ -196,7 +232,9 @@ def _with_blocks(checked: CheckedPlan, books: Books) -> CheckedPlan:
         evict=np.concatenate([checked.evict_by_swap, checked.evict_by_recompute]),
     )
     if entrance.num_taken_blocks > entrance.num_free_blocks:
-        raise PlanRefusedError(f"needs {entrance.num_taken_blocks} KV blocks, {entrance.num_free_blocks} are free")
+        raise PlanRefusedError(
+            RefusalReason.BLOCKS, f"needs {entrance.num_taken_blocks} KV blocks, {entrance.num_free_blocks} are free"
+        )
     return replace(
         checked,
         num_tokens=entrance.num_tokens,

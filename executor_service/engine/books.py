@@ -73,9 +73,13 @@ SAMPLING_COLUMNS: dict[str, type[np.generic]] = {
 TURN_COLUMNS: dict[str, type[np.generic]] = {
     "samples_of": np.int64,  # as in Request; 0 also where nothing may be reused
 }
+# What nobody decides by.
+HISTORY_COLUMNS: dict[str, type[np.generic]] = {
+    "num_lost_tokens": np.int32,  # the first of its tokens, whose KV was computed before and lost
+}
 
 
-_COLUMNS = SCHEDULER_COLUMNS | SAMPLING_COLUMNS | TURN_COLUMNS
+_COLUMNS = SCHEDULER_COLUMNS | SAMPLING_COLUMNS | TURN_COLUMNS | HISTORY_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,6 +162,14 @@ class Books:
             self.columns["num_output_tokens"][rows] > 0
         )
         return decodes
+
+    def num_recomputed_tokens(self, rows: Rows, num_tokens: NDArray[np.int32]) -> int:
+        """Of the next ``num_tokens`` of each, how many were computed before, and lost."""
+        lost = self.columns["num_lost_tokens"][rows] - self.columns["num_computed_tokens"][rows]
+        return int(np.minimum(lost, num_tokens).clip(min=0).sum())
+
+    def num_preemptions(self, request_id: int) -> int:
+        return int(self.columns["num_preemptions"][self._row_of[request_id]])
 
     # Arrival and departure
 
@@ -242,6 +254,7 @@ class Books:
         else:
             self._release_device_blocks(row)
         c["status"][row] = Status.WAITING
+        c["num_lost_tokens"][row] = max(c["num_lost_tokens"][row], c["num_computed_tokens"][row])
         c["num_computed_tokens"][row] = 0
         c["num_draft_tokens"][row] = 0
 

@@ -12,7 +12,7 @@ from executor_service.engine.batch_builder import PassInputs
 from executor_service.engine.books import Books
 from executor_service.engine.plan import Rejection
 from executor_service.engine.read_logprobs import ReadLogprobs, read_logprobs
-from executor_service.engine.record import Counters, Observer
+from executor_service.engine.record import Counters, Ending, Measures, Observer
 from executor_service.engine.request import (
     EndCause,
     EndedEvent,
@@ -21,6 +21,7 @@ from executor_service.engine.request import (
     FinishReason,
     TokenLogprobs,
     TokensEvent,
+    Usage,
 )
 from executor_service.engine.sequence import Output, Sequence
 from executor_service.model.runner import ExecuteResult
@@ -36,6 +37,7 @@ class Desk:
         self, books: Books, *, sink: Callable[[list[Event]], None], observer: Observer, clock_us: Callable[[], int]
     ) -> None:
         self.counters = Counters()
+        self.measures = Measures()  # since the end of the pass before
         # Ids that ended since the state of the pending plan was taken: that plan may still name them.
         self.ended: set[int] = set()
         self._books = books
@@ -86,8 +88,13 @@ class Desk:
             return False
         self._books["num_output_tokens"][row] += 1
         self.counters.num_output_tokens += 1
-        sequence.first_token_us = sequence.first_token_us or now_us
         is_first = sequence.num_output_tokens == 1
+        if is_first:
+            sequence.first_token_us = now_us
+            self.measures.first_token_times_us.append(max(0, now_us - sequence.request.arrival_time_us))
+        else:
+            self.measures.token_gaps_us.append(now_us - sequence.newest_token_us)
+        sequence.newest_token_us = now_us
         self._events.append(
             TokensEvent(
                 request_id=request_id,
@@ -107,8 +114,11 @@ class Desk:
             return
         if cause is EndCause.INVALID_LOGITS:
             self._books.forget_prefix(request_id)
-        self._books.end(request_id)
+        num_preemptions = self._books.num_preemptions(request_id)
+        sequence = self._books.end(request_id)
         self.ended.add(request_id)
+        usage = sequence.usage(num_preemptions=num_preemptions, now_us=self._clock_us())
+        self._observer.request_ended(_ending(sequence, cause.name, usage, is_answered=False))
         self._events.append(EndedEvent(request_id=request_id, cause=cause, detail=detail, rejection=rejection))
         counters = self.counters
         if cause is EndCause.CANCELLED:
@@ -145,6 +155,8 @@ class Desk:
     def _finish(self, row: int, output: Output, reason: FinishReason, now_us: int) -> None:
         num_preemptions = int(self._books["num_preemptions"][row])
         sequence = self._books.end(int(self._books["id"][row]))
+        usage = sequence.usage(num_preemptions=num_preemptions, now_us=now_us)
+        self._observer.request_ended(_ending(sequence, reason.name, usage, is_answered=True))
         self.ended.add(sequence.request.id)
         self.counters.num_finished += 1
         self._events.append(
@@ -152,9 +164,21 @@ class Desk:
                 request_id=sequence.request.id,
                 finish_reason=reason,
                 matched_stop=output.matched_stop,
-                usage=sequence.usage(num_preemptions=num_preemptions, now_us=now_us),
+                usage=usage,
             )
         )
+
+
+def _ending(sequence: Sequence, reason: str, usage: Usage, *, is_answered: bool) -> Ending:
+    has_token = sequence.first_token_us > 0
+    return Ending(
+        tenant=sequence.request.tenant,
+        reason=reason,
+        is_answered=is_answered,
+        usage=usage,
+        prefill_time_us=max(0, sequence.first_token_us - sequence.first_run_us) if has_token else 0,
+        decode_time_us=max(0, usage.total_time_us - usage.time_to_first_token_us) if has_token else 0,
+    )
 
 
 def _why_nothing(sequence: Sequence) -> str:

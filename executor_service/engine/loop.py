@@ -20,6 +20,7 @@ from executor_service.engine.books import Books, Status
 from executor_service.engine.desk import Desk
 from executor_service.engine.device import DeviceLostError, KVCopier, Runner, run_copies
 from executor_service.engine.drafts import propose, verify
+from executor_service.engine.gauges import Gauges
 from executor_service.engine.inbox import Inbox
 from executor_service.engine.latency import LatencyFitter, MeasuredPass
 from executor_service.engine.limits import Limits
@@ -27,7 +28,7 @@ from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.plan import PlanSource
 from executor_service.engine.planner import Planner
 from executor_service.engine.planning import ObtainedPlan, Overlap, Planning
-from executor_service.engine.record import Counters, Observer, PassRecord
+from executor_service.engine.record import Counters, Measures, Observer, PassRecord
 from executor_service.engine.record_pass import BooksFigures, record_pass
 from executor_service.engine.request import EndCause, Event
 from executor_service.engine.safe_plan import make_safe_plan
@@ -73,6 +74,8 @@ class Engine:
         self._desk = Desk(self._books, sink=sink, observer=observer, clock_us=clock_us)
         self._planning = Planning(planner, overlap)
         self._planning_failure = ""
+        self._shortfall_reason = ""
+        self._gauges = self._gauges_now()
         self._latency = LatencyFitter(swap_block_us=swap_block_us, first_passes=first_passes)
         self._runner = runner
         self._kv = kv
@@ -88,6 +91,11 @@ class Engine:
     def cancel(self, request_id: int, cause: EndCause = EndCause.CANCELLED, detail: str = "it was cancelled") -> None:
         """End a request; one that has ended already is left alone."""
         self.inbox.put(lambda: self._desk.end(request_id, cause, detail))
+
+    @property
+    def gauges(self) -> Gauges:
+        """The books before the pass that runs, or after the last one. For metrics: nobody waits for it."""
+        return self._gauges
 
     # For commands of the inbox
 
@@ -139,7 +147,7 @@ class Engine:
         watch.lap("copy")
         if runs:
             self._run_pass(checked, obtained, source, watch)
-        self._publish_queue()
+        self._publish()
         self._desk.flush()
         return runs
 
@@ -160,10 +168,13 @@ class Engine:
             self._observer.plan_unavailable(iteration, obtained.failure)
         elif obtained.plan is not None:
             try:
-                return check(obtained.plan, self._books, ended=self._desk.ended), obtained.source
+                checked = check(obtained.plan, self._books, ended=self._desk.ended)
             except PlanRefusedError as refusal:
                 self.counters.num_refused_plans += 1
-                self._observer.plan_refused(iteration, str(refusal))
+                self._observer.plan_refused(iteration, refusal)
+            else:
+                self._shortfall_reason = obtained.plan.shortfall_reason
+                return checked, obtained.source
         return check(make_safe_plan(self._books), self._books, ended=frozenset()), PlanSource.SAFE
 
     def _copy(self, copies: Copies) -> bool:
@@ -192,15 +203,19 @@ class Engine:
         """One forward pass over all chunks and decodes of a plan that has been applied."""
         start_time_us = clock_us()
         figures = BooksFigures.of(self._books)
+        self._gauges = self._gauges_now()
         inputs = build_pass(self._books, checked.rows, checked.num_tokens)
         watch.lap("build")
         self._planning.ask_ahead(lambda: self._projection(inputs))
         result = self._execute(inputs)
         watch.lap("forward")
+        measures = self._desk.measures
+        measures.num_recomputed_tokens += self._books.num_recomputed_tokens(inputs.rows, inputs.num_tokens)
         num_finished = num_refused = 0
         if result is not None:
             verified = verify(inputs, result.next_token_ids)
             num_refused = int(verified.num_refused.sum())
+            measures.sample_us = result.sample_us
             self._books.advance(inputs.rows, inputs.num_tokens, verified.num_refused)
             num_finished = self._desk.deliver(inputs, result, verified.counts)
             propose(self._books, inputs.rows, self._lookup)
@@ -220,7 +235,8 @@ class Engine:
         self._count(record)
         if result is not None:
             self._learn(inputs, record)
-        self._observer.pass_done(record)
+        self._desk.measures = Measures()
+        self._observer.pass_done(record, measures)
 
     def _execute(self, inputs: PassInputs) -> ExecuteResult | None:
         """Run the pass. None if that failed: those in it are lost, the loop is not."""
@@ -263,10 +279,13 @@ class Engine:
         counters, now_us = self.counters, clock_us()
         counters.num_evicted_swap += len(checked.evict_by_swap)
         counters.num_evicted_recompute += len(checked.evict_by_recompute)
+        self._desk.measures.evictions.update(checked.evictions)
         for row, prefix in zip(checked.admit, checked.admit_prefixes, strict=True):
             sequence = self._books.sequence(row)
             self._count_reuse(sequence, prefix.num_tokens(self._books.limits.block_size))
-            sequence.first_run_us = sequence.first_run_us or now_us
+            if not sequence.first_run_us:
+                sequence.first_run_us = now_us
+                self._desk.measures.queue_times_us.append(max(0, now_us - sequence.request.arrival_time_us))
         for rejection in checked.reject:
             self._desk.end(rejection.id, EndCause.REJECTED, rejection.detail, rejection)
 
@@ -280,17 +299,27 @@ class Engine:
 
     def _go_idle(self) -> None:
         self._planning.forget()
-        self._publish_queue()
+        self._publish()
         self._desk.flush()
         try:
             self._books.check_integrity()
         except Exception as error:  # a bug of ours: it must be heard of, and serving goes on
             self._observer.books_wrong(error)
 
-    def _publish_queue(self) -> None:
+    def _publish(self) -> None:
+        """Show other threads how the books stand."""
         waiting = self._books.rows_with(Status.WAITING)
         num_never_ran = int((self._books["num_preemptions"][waiting] == 0).sum())
         self.inbox.publish(num_waiting=num_never_ran, num_requests=len(self._books))
+        self._gauges = self._gauges_now()
+
+    def _gauges_now(self) -> Gauges:
+        return Gauges.of(
+            self._books,
+            time_us=clock_us(),
+            planning_failure=self._planning_failure,
+            shortfall_reason=self._shortfall_reason,
+        )
 
     def _count(self, record: PassRecord) -> None:
         self.counters.num_iterations += 1

@@ -18,6 +18,18 @@ class EvictMode(IntEnum):
     RECOMPUTE = 2
 
 
+class EvictReason(IntEnum):
+    """Numbered as in the contract. What a plan does not say, or says by a number of a later contract, is UNKNOWN."""
+
+    UNKNOWN = 0
+    OUT_OF_BLOCKS = 20
+    FOR_PRIORITY = 21
+
+    @classmethod
+    def _missing_(cls, value: object) -> EvictReason:
+        return cls.UNKNOWN
+
+
 class PlanSource(IntEnum):
     """Where the plan of a pass came from; numbered as in the contract."""
 
@@ -53,6 +65,10 @@ class Plan:
     resume: Ids = field(default_factory=_no_ids)
     evict: Ids = field(default_factory=_no_ids)  # [m]
     evict_modes: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # [m] EvictMode
+    evict_reasons: NDArray[np.int32] = field(
+        default_factory=lambda: np.empty(0, dtype=np.int32)
+    )  # [m], or [0]: unknown
+    shortfall_reason: str = ""  # what keeps the first of those that wait out, by the contract's name; empty: nothing
     reject: tuple[Rejection, ...] = ()
     predicted_us: int = 0
     kv_residency_charge: float | None = None  # tokens for a block held during the pass; None: as before

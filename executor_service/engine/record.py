@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
-from executor_service.engine.plan import PlanSource
+from executor_service.engine.plan import EvictMode, EvictReason, PlanSource
 from executor_service.engine.planner import PlanUnavailableError
+
+if TYPE_CHECKING:  # settings and logs need this module before torch is imported
+    from executor_service.engine.apply import PlanRefusedError
+    from executor_service.engine.request import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +75,41 @@ class Counters:
         return replace(self)
 
 
+@dataclass(slots=True, kw_only=True)
+class Measures:
+    """What happened between the end of the pass before and that of this one, beside what the contract's Pass tells.
+
+    Lists have an entry for each request that it happened to, in microseconds.
+    """
+
+    queue_times_us: list[int] = field(default_factory=list)  # arrival to first run
+    first_token_times_us: list[int] = field(default_factory=list)  # arrival to first token
+    token_gaps_us: list[int] = field(default_factory=list)  # a token to the next
+    evictions: Counter[tuple[EvictMode, EvictReason]] = field(default_factory=Counter)
+    num_recomputed_tokens: int = 0  # of the prefill tokens: their KV was there before, and lost
+    sample_us: int = 0  # of the pass's forward_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a request ended: ``reason`` is the name of a FinishReason or of an EndCause."""
+
+    tenant: str
+    reason: str
+    is_answered: bool
+    usage: Usage
+    prefill_time_us: int  # first run to first token; 0: there was none
+    decode_time_us: int  # first token to the end
+
+
 class Observer(Protocol):
     """Hears what happens, on the engine's thread; must be quick and must not raise."""
 
-    def pass_done(self, record: PassRecord) -> None: ...
+    def pass_done(self, record: PassRecord, measures: Measures) -> None: ...
 
-    def plan_refused(self, iteration: int, detail: str) -> None: ...
+    def request_ended(self, ending: Ending) -> None: ...
+
+    def plan_refused(self, iteration: int, refusal: PlanRefusedError) -> None: ...
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None: ...
 

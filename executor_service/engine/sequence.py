@@ -56,6 +56,7 @@ class Sequence:
         "detokenizer",
         "first_run_us",
         "first_token_us",
+        "newest_token_us",
         "num_cached_tokens",
         "num_tokens",
         "prompt_logprobs",
@@ -78,6 +79,7 @@ class Sequence:
         self.num_cached_tokens = 0  # that it found when it first ran
         self.first_run_us = 0
         self.first_token_us = 0
+        self.newest_token_us = 0
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ class ExecuteResult:
     next_token_ids: NDArray[np.int64]  # [S]; NOT_SAMPLED or NOTHING_ALLOWED where there is none
     non_finite: NDArray[np.bool_]  # [S] whether the row had a NaN or an infinity, so that nothing could be sampled
     logprobs: Logprobs | None = None  # of those of the [S + P] `logits_rows` that ask for them; None: nobody does
+    sample_us: int = 0  # from hidden states, or logits, to tokens on the host; on CUDA with the rest of the pass
 
 
 class ModelRunner:
@@ -63,14 +65,16 @@ class ModelRunner:
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> ExecuteResult:
         """The next tokens from logits [S + P, V]."""
         assert len(sampling) + len(sampling.prompt_token_ids) == len(logits), "a use for each row of logits"
+        started_ns = time.perf_counter_ns()
         tokens = sample(logits, sampling)
-        return _result(tokens, self._logprobs(logits, tokens, sampling))
+        return _result(tokens, self._logprobs(logits, tokens, sampling), started_ns)
 
     @torch.inference_mode()
     def _choose(self, batch: RaggedBatch, sampling: SamplingBatch, head: GreedyHead) -> ExecuteResult:
         """The same, with logits for those alone that ask for more than the largest one."""
         device_batch = self._device_batch(batch)
         hidden = self._run(self._model.base_model, device_batch).last_hidden_state[0]
+        started_ns = time.perf_counter_ns()
         states = hidden[device_batch.logits_rows]  # [S + P, hidden]
         takes_largest = sampling.takes_largest
         largest, others = np.flatnonzero(takes_largest), np.flatnonzero(~takes_largest)
@@ -79,11 +83,12 @@ class ModelRunner:
             tokens[largest] = checked(*head.largest(states[largest]))
         rest = np.concatenate([others, np.arange(len(sampling), len(states))])
         if not len(rest):
-            return _result(tokens, None)
+            return _result(tokens, None, started_ns)
         logits, of_others = head.logits(states[rest]), sampling.only(others)
         tokens[others] = sample(logits, of_others)
         logprobs = self._logprobs(logits, tokens[others], of_others)
-        return _result(tokens, None if logprobs is None else replace(logprobs, rows=rest[logprobs.rows]))
+        logprobs = None if logprobs is None else replace(logprobs, rows=rest[logprobs.rows])
+        return _result(tokens, logprobs, started_ns)
 
     def _device_batch(self, batch: RaggedBatch) -> DeviceBatch:
         device_batch = DeviceBatch(batch, spec=self._kv_cache.spec, device=self._device)
@@ -108,9 +113,14 @@ class ModelRunner:
         return logprobs_of(logits, torch.cat([tokens, prompt_token_ids]), wanted)
 
 
-def _result(tokens: torch.Tensor, logprobs: Logprobs | None) -> ExecuteResult:
+def _result(tokens: torch.Tensor, logprobs: Logprobs | None, started_ns: int) -> ExecuteResult:
     next_token_ids = tokens.cpu().numpy()  # the one copy to the host, where nobody asks for log-probabilities
-    return ExecuteResult(next_token_ids=next_token_ids, non_finite=next_token_ids == NOT_SAMPLED, logprobs=logprobs)
+    return ExecuteResult(
+        next_token_ids=next_token_ids,
+        non_finite=next_token_ids == NOT_SAMPLED,
+        logprobs=logprobs,
+        sample_us=(time.perf_counter_ns() - started_ns) // 1000,
+    )
 
 
 def runner_for(loaded: LoadedModel, kv_cache: KVCache, num_ranks: int, progress: Callable[[str], None]) -> ModelRunner:

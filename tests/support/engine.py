@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from executor_service.engine.apply import PlanRefusedError, RefusalReason
 from executor_service.engine.books import Books, Status
 from executor_service.engine.device import KVCopier, Runner
 from executor_service.engine.limits import Limits
@@ -18,7 +19,7 @@ from executor_service.engine.loop import Engine
 from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planner import Planner, PlanUnavailableError
 from executor_service.engine.planning import Overlap
-from executor_service.engine.record import PassRecord
+from executor_service.engine.record import Ending, Measures, PassRecord
 from executor_service.engine.request import (
     EndedEvent,
     Event,
@@ -105,16 +106,24 @@ class Heard:
 
     def __init__(self) -> None:
         self.passes: list[PassRecord] = []
+        self.measures: list[Measures] = []
+        self.endings: list[Ending] = []
         self.refusals: list[str] = []
+        self.refusal_reasons: list[RefusalReason] = []
         self.outages: list[str] = []
         self.failures: list[tuple[list[int], Exception]] = []
         self.failed_copies: list[list[int]] = []
 
-    def pass_done(self, record: PassRecord) -> None:
+    def pass_done(self, record: PassRecord, measures: Measures) -> None:
         self.passes.append(record)
+        self.measures.append(measures)
 
-    def plan_refused(self, iteration: int, detail: str) -> None:
-        self.refusals.append(detail)
+    def request_ended(self, ending: Ending) -> None:
+        self.endings.append(ending)
+
+    def plan_refused(self, iteration: int, refusal: PlanRefusedError) -> None:
+        self.refusals.append(str(refusal))
+        self.refusal_reasons.append(refusal.reason)
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         self.outages.append(str(failure))

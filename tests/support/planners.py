@@ -10,7 +10,7 @@ import numpy as np
 from executor_service.convert.plan import plan_from_response
 from executor_service.convert.state import cluster_state
 from executor_service.engine.books import Status
-from executor_service.engine.plan import EvictMode, Plan
+from executor_service.engine.plan import EvictMode, EvictReason, Plan
 from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from metronome.scheduler.v1 import scheduler_pb2, state_pb2
@@ -99,6 +99,7 @@ def evicting(plan: Plan, request_id: int, mode: EvictMode) -> Plan:
         num_tokens=plan.num_tokens[stays],
         evict=np.append(plan.evict[others], np.int64(request_id)),
         evict_modes=np.append(plan.evict_modes[others], np.int32(mode)),
+        evict_reasons=np.append(plan.evict_reasons[others], np.int32(EvictReason.UNKNOWN)),
     )
 
 

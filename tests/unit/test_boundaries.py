@@ -45,7 +45,16 @@ def forbidden(paths: list[Path], packages: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["address.py", "port_settings.py", "recording_file.py", "setting.py", "setting_sources.py", "tls.py"]
+    "module",
+    [
+        "address.py",
+        "metrics_endpoint.py",
+        "port_settings.py",
+        "recording_file.py",
+        "setting.py",
+        "setting_sources.py",
+        "tls.py",
+    ],
 )
 def test_what_both_services_need_and_no_contract_has_is_the_same_in_both(module: str) -> None:
     first, second = ((ROOT / service / module).read_text() for service in ("scheduler_service", "executor_service"))

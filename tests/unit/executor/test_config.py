@@ -11,6 +11,7 @@ from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
+from executor_service.metrics_endpoint import MetricsAddress, metrics_address
 from executor_service.model.quantization import Quantization
 from executor_service.scheduler_tls import SchedulerTls
 from executor_service.telemetry import LogFormat
@@ -101,6 +102,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         RECORD_DIR="r",
         RECORD_MAX_BYTES="1MiB",
         RECORD_MAX_FILES="2",
+        METRICS_ADDRESS="[::1]:0",
+        METRICS_MAX_TENANTS="5",
         LOG_LEVEL="debug",
     )
     assert config == Config(
@@ -137,6 +140,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
         record_dir=Path("r"),
         record_max_bytes=2**20,
         record_max_files=2,
+        metrics_address=MetricsAddress(host="::1", port=0),
+        metrics_max_tenants=5,
         log_level="debug",
     )
 
@@ -237,3 +242,29 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         parse("--no-such-flag")
     assert raised.value.code == 2
     assert "--no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9102", ("127.0.0.1", 9102)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9102", ("0.0.0.0", 9102)),
+        ("metrics.example:1", ("metrics.example", 1)),
+        ("[::1]:9102", ("::1", 9102)),
+    ],
+)
+def test_metrics_are_served_on_loopback_unless_a_host_is_named(text: str, address: tuple[str, int]) -> None:
+    host, port = address
+    assert metrics_address(text) == MetricsAddress(host=host, port=port)
+
+
+def test_without_an_address_there_are_no_metrics() -> None:
+    assert parse(METRICS_ADDRESS="").metrics_address is None
+    assert parse().metrics_address is None
+
+
+@pytest.mark.parametrize("text", ["x", "65536", "-1", ":9102", "host:", "1.5"])
+def test_an_address_for_metrics_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address for metrics"):
+        metrics_address(text)

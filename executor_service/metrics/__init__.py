@@ -1,0 +1,1 @@
+"""What Prometheus may know of an executor: added up on the engine's thread, formatted when it is asked for."""
