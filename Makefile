@@ -139,6 +139,10 @@ bench: $(VENV)/.ready $(VENV)/.model ## Run the benchmarks that the README quote
 pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from real plans over a published trace
 	@PYTHONPATH=tests $(BIN)/python docs/pictures/policies.py
 
+.PHONY: dashboards
+dashboards: $(VENV)/.ready ## Write the dashboards of deploy/grafana anew, from their descriptions
+	@$(BIN)/python deploy/grafana/describe.py
+
 ##@ Other
 
 .PHONY: clean
