@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from executor_service.sampling.adjustments import Adjuster, Adjustments, ConstraintKind
+from executor_service.sampling.asked import NO_LOGPROBS
 from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.sampling.entries import LogitBias
-from executor_service.sampling.logprobs import NO_LOGPROBS, logprobs_of
+from executor_service.sampling.logprobs import logprobs_of
 from executor_service.sampling.masks import AllowedTokens
 from executor_service.sampling.penalties import Penalties
 from executor_service.sampling.sampler import SamplingBatch, sample

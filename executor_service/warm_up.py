@@ -17,7 +17,7 @@ from executor_service.engine.device import Runner
 from executor_service.engine.latency import MeasuredPass
 from executor_service.engine.limits import Limits
 from executor_service.model.batch import RaggedBatch
-from executor_service.sampling.logprobs import NO_LOGPROBS
+from executor_service.sampling.asked import NO_LOGPROBS
 from executor_service.sampling.sampler import SamplingBatch
 
 REPETITIONS = 2  # the first meets shapes that no library has seen; the lesser time counts

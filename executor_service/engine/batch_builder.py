@@ -17,7 +17,7 @@ from executor_service.engine.books import Books, Rows
 from executor_service.engine.drafts import NO_DRAFT
 from executor_service.model.batch import RaggedBatch
 from executor_service.sampling.adjustments import Adjuster
-from executor_service.sampling.logprobs import NO_LOGPROBS
+from executor_service.sampling.asked import NO_LOGPROBS
 from executor_service.sampling.sampler import SamplingBatch
 
 

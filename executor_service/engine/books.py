@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.engine.limits import Limits
 from executor_service.engine.prefixes import Prefixes
-from executor_service.engine.sequence import Sequence
 from executor_service.engine.tenants import Tenants
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
 from executor_service.kv.prefix_cache import Prefix, PrefixScope
 from executor_service.kv.swap_space import SwapSpace
-from executor_service.sampling.logprobs import NO_LOGPROBS
+from executor_service.sampling.asked import NO_LOGPROBS
+
+if TYPE_CHECKING:  # books are kept without torch too
+    from executor_service.engine.sequence import Sequence
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]

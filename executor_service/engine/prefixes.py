@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.engine.sequence import Sequence
 from executor_service.kv.block_pool import BlockPool
 from executor_service.kv.prefix_cache import BlockChain, Prefix, PrefixCache, PrefixScope
+
+if TYPE_CHECKING:  # books are kept without torch too
+    from executor_service.engine.sequence import Sequence
 
 Rows = NDArray[np.int64]
 Blocks = NDArray[np.int32]

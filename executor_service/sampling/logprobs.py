@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from executor_service.model.transfer import to_device
 from executor_service.sampling.argmax import largest_of_rows, sum_of_rows
+from executor_service.sampling.asked import NO_LOGPROBS
 
-NO_LOGPROBS = -1
 MAX_TOP_LOGPROBS = 20
 # Stands for all that is less likely, -inf too: a number that every program and format can take. (vLLM's and OpenAI's.)
 LOGPROB_FLOOR = -9999.0

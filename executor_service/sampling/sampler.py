@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from executor_service.model.transfer import to_device
 from executor_service.sampling.adjustments import Adjuster, adjust
 from executor_service.sampling.argmax import CHUNK_SIZE, argmax_rows, as_chunks, largest_of_rows, sum_of_rows
-from executor_service.sampling.logprobs import NO_LOGPROBS
+from executor_service.sampling.asked import NO_LOGPROBS
 from executor_service.sampling.random import uniforms
 
 GREEDY_TEMPERATURE = 1e-5

@@ -11,7 +11,7 @@ import torch
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.batch import RaggedBatch
 from executor_service.sampling.adjustments import Adjuster
-from executor_service.sampling.logprobs import NO_LOGPROBS
+from executor_service.sampling.asked import NO_LOGPROBS
 from executor_service.sampling.sampler import SamplingBatch
 
 

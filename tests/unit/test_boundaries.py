@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,8 @@ def test_what_both_services_need_and_no_contract_has_is_the_same_in_both(module:
     [
         (["scheduler_service"], {"executor_service", "metronome_client", "metronome_cli"} | TENSORS),
         (["executor_service"], {"scheduler_service", "metronome_client", "metronome_cli"}),
-        (["clients"], {"scheduler_service", "executor_service"} | TENSORS),
+        (["clients"], TENSORS),
+        (["clients/python", "clients/conformance", "clients/examples"], {"scheduler_service", "executor_service"}),
         (["scheduler_service/core"], WIRE | TENSORS | {"structlog", "asyncio", "logging", "time", "random", "os"}),
         (["executor_service/engine"], WIRE | TENSORS),
         (["executor_service/kv/block_pool.py", "executor_service/kv/swap_space.py"], WIRE | TENSORS),
@@ -130,3 +132,28 @@ def test_the_conformance_kit_knows_the_contract_alone() -> None:
     """It judges services, so it has nothing of them, nor of the client that it may be asked to judge."""
     packages = {"scheduler_service", "executor_service", "metronome_client", "metronome_cli", "numpy"} | TENSORS
     assert forbidden(files("clients/conformance"), packages) == []
+
+
+def test_of_the_services_the_lab_uses_the_planning_core_and_the_books_and_the_command_line_no_more() -> None:
+    """docs/adr/0030. A command of the lab names types of the core where it makes runs."""
+    parts = (
+        "scheduler_service.core.",
+        "scheduler_service.convert",
+        "scheduler_service.profiles",
+        "executor_service.engine.",
+        "executor_service.convert.",
+        "executor_service.kv.",
+    )
+    of_services = {
+        name
+        for path in files("clients/lab", "clients/cli")
+        for name in imports(path)
+        if name.split(".")[0] in ("scheduler_service", "executor_service")
+    }
+    assert {name for name in of_services if not name.startswith(parts)} == set()
+
+
+def test_the_lab_runs_without_torch() -> None:
+    """Its imports bring none by a detour either."""
+    script = "import sys, metronome_lab.runs; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -20,6 +20,7 @@ from metronome_cli.commands.generate import generate
 from metronome_cli.commands.plan import plan
 from metronome_cli.commands.replay import replay
 from metronome_cli.commands.run import run
+from metronome_cli.commands.simulate import simulate
 from metronome_cli.commands.stack import down, status, up
 from metronome_cli.commands.state import state
 from metronome_cli.commands.verify import verify
@@ -34,7 +35,7 @@ def metronome() -> None:
     """Schedule LLM inference one iteration at a time: generate, look into an executor's books, ask for plans."""
 
 
-for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay, conformance):
+for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay, conformance, simulate):
     metronome.add_command(command)
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from executor_service.sampling.argmax import largest_of_rows, sum_of_rows
-from executor_service.sampling.logprobs import LOGPROB_FLOOR, NO_LOGPROBS, Logprobs, logprobs_of
+from executor_service.sampling.asked import NO_LOGPROBS
+from executor_service.sampling.logprobs import LOGPROB_FLOOR, Logprobs, logprobs_of
 
 VOCAB_SIZE = 4096
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from executor_service.sampling.argmax import argmax_rows
-from executor_service.sampling.logprobs import NO_LOGPROBS
+from executor_service.sampling.asked import NO_LOGPROBS
 from executor_service.sampling.sampler import NOT_SAMPLED, SamplingBatch, sample
 from support.paging import sampling_batch
 

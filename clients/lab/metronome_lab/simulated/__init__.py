@@ -1,0 +1,1 @@
+"""An executor without a device: its books are the executor's own, its clock is virtual."""

@@ -1,0 +1,294 @@
+"""One executor in virtual time: `advance` is its loop, and one iteration reads as in `executor_service.engine.loop`.
+
+Its books, the checking and applying of plans, prefix cache and swap space are those of the executor itself. What is not
+there is the device: a pass takes what the latency model says, and a request's answer ends where its trace says.
+
+Plans are asked for at the start of a pass, of the state as it is then. An executor that asks ahead gets the same plans
+but where an answer ends before its bound: what that frees, the plan of one pass later finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_service.engine.apply import CheckedPlan, PlanRefusedError, apply, check
+from executor_service.engine.books import Books, Rows, Status
+from executor_service.engine.limits import RequestTooLongError
+from executor_service.engine.snapshot import Snapshot, take, take_to_plan
+from metronome_lab.errors import LabError
+from metronome_lab.hardware.profile import Hardware
+from metronome_lab.records import NEVER, Outcome, Records
+from metronome_lab.simulated.pass_time import pass_times_us
+from metronome_lab.simulated.planners import Planner
+from metronome_lab.simulated.repetition import is_repeatable, most_passes, repeating_rows
+from metronome_lab.simulated.sequence import SimulatedRequest, SimulatedSequence, Stopping
+from scheduler_service.core.policy import Policy
+
+if TYPE_CHECKING:  # it needs torch to know what is done to logits
+    from executor_service.engine.sequence import Sequence
+
+# The run starts here on the clock that executors show schedulers: any time, but none before 1970.
+EPOCH_US = 1_700_000_000_000_000
+# How long an executor rests whose plan runs nobody.
+RETRY_US = 50_000
+_MOST_RETRIES = 10_000
+# What the lab remembers of a request beside the columns of the books; `stops_after`: the token that ends its answer.
+_COLUMNS: dict[str, type[np.generic]] = {
+    "stops_after": np.int32,
+    "last_token_us": np.int64,
+}
+
+
+class SimulatedExecutor:
+    """Plays what is submitted. `now_us`: when its next pass may begin, since the start of the run."""
+
+    def __init__(
+        self,
+        number: int,
+        hardware: Hardware,
+        planner: Planner,
+        records: Records,
+        *,
+        policy: Policy | None,
+        repeat: bool = True,
+    ) -> None:
+        """`policy`: by which plans are made, None where that is not known. `repeat` False: ask for each plan."""
+        self.number = number
+        self.hardware = hardware
+        self.now_us = 0
+        self.books = Books(hardware.limits, prefix_scope=hardware.prefix_scope)
+        self.books.columns |= {name: np.zeros(len(self.books["id"]), dtype) for name, dtype in _COLUMNS.items()}
+        self._name = f"executor-{number}"
+        self._planner = planner
+        self._records = records
+        self._policy = policy if policy is not None and repeat and is_repeatable(policy) else None
+        self._has_news = False  # requests came that no plan knows of yet
+        self._num_retries = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return len(self.books) == 0
+
+    def state(self) -> Snapshot:
+        """What it tells who places requests."""
+        return take(self.books, now_us=EPOCH_US + self.now_us, latency=self.hardware.latency)
+
+    def submit(self, index: int) -> None:
+        """A request of the workload arrives. It must have been advanced to that time."""
+        requests, workload = self._records.requests, self._records.requests.workload
+        arrival_us, num_prompt_tokens = int(workload.arrival_us[index]), int(workload.num_prompt_tokens[index])
+        requests.executor[index] = self.number
+        if not self._accepts(num_prompt_tokens, int(workload.max_output_tokens[index])):
+            requests.outcome[index], requests.end_us[index] = Outcome.REFUSED, arrival_us
+            return
+        if self.is_idle:
+            self.now_us = max(self.now_us, arrival_us)
+        self.books.add(self.sequence(index))
+        self.books["stops_after"][self.books.rows_of([index + 1])] = workload.num_output_tokens[index]
+        self._has_news = True
+
+    def sequence(self, index: int) -> Sequence:
+        """A request of the workload, as books take it."""
+        workload = self._records.requests.workload
+        request = SimulatedRequest(
+            id=index + 1,
+            prompt_token_ids=range(workload.num_prompt_tokens[index]),
+            stopping=Stopping(int(workload.max_output_tokens[index])),
+            priority=int(workload.priority[index]),
+            tenant=workload.tenants[workload.tenant[index]],
+            expected_output_tokens=int(workload.expected_output_tokens[index]),
+            arrival_time_us=EPOCH_US + int(workload.arrival_us[index]),
+        )
+        # Books ask a sequence for its tokens and its request, and for no more.
+        return cast("Sequence", SimulatedSequence(request, workload.prefixes[index]))
+
+    def advance(self, until_us: int) -> None:
+        """Run every pass that begins before `until_us`. Raises LabError where plans go on to run nobody."""
+        while self.now_us < until_us and not self.is_idle:
+            if not self._repeat(until_us):
+                self._step()
+
+    # One pass by a plan
+
+    def _step(self) -> None:
+        books = self.books
+        snapshot = take_to_plan(books, now_us=EPOCH_US + self.now_us, latency=self.hardware.latency)
+        plan = self._planner.plan(snapshot, self._name)
+        self._records.num_plans += 1
+        try:
+            checked = check(plan, books, ended=frozenset())
+        except PlanRefusedError as refusal:
+            raise LabError(
+                f"iteration {books.iteration}: the plan {refusal}", "this is a fault of the planner"
+            ) from None
+        num_copied = self._apply(checked)
+        for rejection in checked.reject:
+            self._end(rejection.id, Outcome.REJECTED)
+        if len(checked.rows):
+            self._num_retries = 0
+            self._run(checked, num_copied)
+        elif not checked.reject:
+            self._rest()
+        self._has_news = False
+
+    def _apply(self, checked: CheckedPlan) -> int:
+        """Change the books as the plan says. Returns how many blocks are copied."""
+        copies = apply(checked, self.books)
+        self.books.note_copied_in(copy.row for copy in copies.into)
+        requests = self._records.requests
+        for row, prefix in zip(checked.admit.tolist(), checked.admit_prefixes, strict=True):
+            index = int(self.books["id"][row]) - 1
+            if requests.first_run_us[index] == NEVER:
+                requests.first_run_us[index] = self.now_us
+                requests.num_cached_tokens[index] = prefix.num_tokens(self.books.limits.block_size)
+        return sum(len(copy.source) for copy in copies.out + copies.into)
+
+    def _run(self, checked: CheckedPlan, num_copied: int) -> None:
+        """One pass over all chunks and decodes of a plan that has been applied."""
+        books, rows, num_tokens = self.books, checked.rows, checked.num_tokens
+        decodes = books.in_decode(rows)
+        samples = num_tokens >= books.num_lacking_tokens(rows)
+        num_decodes, num_prefill_tokens = int(decodes.sum()), int(num_tokens[~decodes].sum())
+        num_kv_tokens = (books["num_computed_tokens"][rows] + num_tokens)[decodes].sum(keepdims=True)
+        duration_us = pass_times_us(
+            self.hardware.latency,
+            num_prefill_tokens=num_prefill_tokens,
+            num_decodes=num_decodes,
+            num_kv_tokens=num_kv_tokens,
+            num_copied_blocks=num_copied,
+        )
+        if self._has_news:
+            duration_us += self.hardware.plan_wait_us
+        figures = (
+            num_prefill_tokens,
+            int(num_tokens.sum()) - num_prefill_tokens,
+            len(rows) - num_decodes,
+            *self._statuses(),
+            books.block_pool.num_free,
+            len(checked.admit),
+            len(checked.resume),
+            len(checked.evict_by_swap),
+            len(checked.evict_by_recompute),
+            len(checked.reject),
+        )
+        self._carry_out(rows, num_tokens, rows[samples], duration_us, figures)
+
+    # Passes that repeat
+
+    def _repeat(self, until_us: int) -> bool:
+        """Run as many passes at once as certainly have one plan. Returns whether there were any."""
+        books, policy = self.books, self._policy
+        if policy is None or self._has_news:
+            return False
+        rows = repeating_rows(books, policy)
+        if rows is None:
+            return False
+        most = most_passes(books, rows, int((books["stops_after"][rows] - books["num_output_tokens"][rows]).min()))
+        if not most:
+            return False
+        first_kv_tokens = int(books["num_computed_tokens"][rows].sum()) + len(rows)
+        durations_us = pass_times_us(
+            self.hardware.latency,
+            num_prefill_tokens=0,
+            num_decodes=len(rows),
+            num_kv_tokens=first_kv_tokens + len(rows) * np.arange(most),
+            num_copied_blocks=0,
+        )
+        begins_us = self.now_us + np.cumsum(durations_us) - durations_us
+        count = int(np.searchsorted(begins_us, until_us))
+        computed, held = books["num_computed_tokens"][rows], books["num_blocks"][rows]
+        after = books.num_blocks_for(computed + np.arange(1, count + 1, dtype=np.int32)[:, None])  # [count, num_rows]
+        num_free = books.block_pool.num_free - (after - held).clip(min=0).sum(axis=1)
+        num_tokens = np.full(len(rows), count, dtype=np.int32)
+        books.grow(rows, num_tokens)
+        figures = (0, len(rows), 0, *self._statuses(), num_free, 0, 0, 0, 0, 0)
+        self._carry_out(rows, num_tokens, rows, durations_us[:count], figures)
+        return True
+
+    # What both do
+
+    def _carry_out(
+        self,
+        rows: Rows,
+        num_tokens: NDArray[np.int32],
+        sampled: Rows,
+        durations_us: NDArray[np.int64],
+        figures: tuple[int | NDArray[Any], ...],
+    ) -> None:
+        """[n] passes, one after another, in which `rows` run `num_tokens` in all and `sampled` get a token in each.
+
+        `figures`: the columns of iterations between the duration and the answers that are complete.
+        """
+        books, records, count = self.books, self._records, len(durations_us)
+        begins_us = self.now_us + np.cumsum(durations_us) - durations_us
+        ends_us = begins_us + durations_us
+        books.iteration += count - 1
+        indexes = books["id"][rows] - 1
+        records.requests.num_run_tokens[indexes] += num_tokens
+        tenants = records.requests.workload.tenant[indexes]
+        of_tenants = np.bincount(tenants, weights=num_tokens, minlength=len(records.requests.workload.tenants))
+        records.service.add(ends_us, of_tenants.astype(np.int64) // count)
+        books.advance(rows, num_tokens)
+        books.iteration += 1
+        self._count_tokens(sampled, durations_us, ends_us)
+        self.now_us = int(ends_us[-1])
+        finished = sampled[books["num_output_tokens"][sampled] >= books["stops_after"][sampled]]
+        for request_id in books["id"][finished].tolist():
+            self._end(request_id, Outcome.FINISHED)
+        num_finished = np.zeros(count, dtype=np.int64)
+        num_finished[-1] = len(finished)
+        records.iterations.add(count, (self.number, begins_us, durations_us, *figures, num_finished))
+
+    def _count_tokens(self, rows: Rows, durations_us: NDArray[np.int64], ends_us: NDArray[np.int64]) -> None:
+        """Each of `rows` gets a token at the end of each pass."""
+        books, records = self.books, self._records
+        indexes, last_us = books["id"][rows] - 1, books["last_token_us"][rows]
+        is_first = books["num_output_tokens"][rows] == 0
+        records.requests.first_token_us[indexes[is_first]] = ends_us[0]
+        later = ~is_first
+        longest_us = np.zeros(len(rows), dtype=np.int64)
+        longest_us[later] = ends_us[0] - last_us[later]
+        if later.any():
+            records.gaps.add(longest_us[later])
+        if len(ends_us) > 1:
+            records.gaps.add(durations_us[1:], times=len(rows))
+            longest_us = np.maximum(longest_us, durations_us[1:].max())
+        records.requests.max_gap_us[indexes] = np.maximum(records.requests.max_gap_us[indexes], longest_us)
+        books["num_output_tokens"][rows] += len(ends_us)
+        books["last_token_us"][rows] = ends_us[-1]
+
+    def _end(self, request_id: int, outcome: Outcome) -> None:
+        books, requests, index = self.books, self._records.requests, request_id - 1
+        row = int(books.rows_of([request_id])[0])
+        requests.outcome[index] = outcome
+        requests.end_us[index] = self.now_us
+        requests.num_output_tokens[index] = books["num_output_tokens"][row]
+        requests.num_preemptions[index] = books["num_preemptions"][row]
+        books.end(request_id)
+        self._records.end_us = max(self._records.end_us, self.now_us)
+
+    def _accepts(self, num_prompt_tokens: int, max_output_tokens: int) -> bool:
+        """Whether it lets a request into its queue, by the rules of the executor."""
+        limits = self.books.limits
+        try:
+            limits.max_output_tokens(num_prompt_tokens=num_prompt_tokens, requested=max_output_tokens)
+        except RequestTooLongError:
+            return False
+        if limits.max_num_waiting is None:
+            return True
+        waiting = self.books.rows_with(Status.WAITING)
+        return int((self.books["num_preemptions"][waiting] == 0).sum()) < limits.max_num_waiting
+
+    def _rest(self) -> None:
+        """The plan ran nobody: ask again in a while."""
+        self._num_retries += 1
+        if self._num_retries > _MOST_RETRIES:
+            raise LabError(f"executor {self.number} stands still: {len(self.books)} requests, and no plan runs any")
+        self.now_us += RETRY_US
+
+    def _statuses(self) -> tuple[int, int, int]:
+        counts = np.bincount(self.books["status"], minlength=4)
+        return int(counts[Status.RUNNING]), int(counts[Status.WAITING]), int(counts[Status.SWAPPED])

@@ -1,0 +1,1 @@
+"""Requests to play: read from published traces, or drawn from distributions."""
