@@ -43,6 +43,7 @@ def _serve(config: Config) -> int:
     from executor_service.server import Server
     from executor_service.sizing import SizeError
     from executor_service.tls import TlsError
+    from executor_service.watched_file import FileError
 
     async def serve() -> int:
         return await Server(config).run()
@@ -58,6 +59,7 @@ def _serve(config: Config) -> int:
         AddressError,
         TlsError,
         RecordingError,
+        FileError,
     ) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -45,6 +45,8 @@ from executor_service.warm_up import run_first_passes
 log = structlog.get_logger()
 
 MEASURED_SWAP_BLOCKS = 32
+# More than a token of any vocabulary stands for, so that text which is longer cannot be a prompt.
+BYTES_PER_TOKEN = 256
 
 
 def build_executor(
@@ -57,7 +59,8 @@ def build_executor(
 ) -> Executor:
     """Takes as long as the model's loading.
 
-    Raises RecordingError, TlsError, ModelSourceError, DeviceError, SizeError, WorkerStartError or DeviceLostError.
+    Raises RecordingError, TlsError, FileError, ModelSourceError, DeviceError, SizeError, WorkerStartError or
+    DeviceLostError.
     """
     workers = Workers()
     try:
@@ -78,7 +81,7 @@ def _build(
 ) -> Executor:
     if (threads := threads_of_rank(config)) is not None:
         torch.set_num_threads(threads)  # of the calling thread, for the first passes
-    # These two say what is wrong with their files before the model is loaded.
+    # These say what is wrong with their files before the model is loaded.
     recorder = _recorder(config)
     planner = SchedulerClient(
         config.scheduler_addresses,
@@ -87,6 +90,7 @@ def _build(
         policy=config.profile,
         recorder=recorder,
         tls=config.scheduler_tls,
+        token_file=config.scheduler_token_file,
     )
     num_ranks = config.tensor_parallel_size
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints") as beside:
@@ -124,6 +128,7 @@ def _build(
             limits=limits,
             tokenizer=Tokenizer(loaded.tokenizer, vocab_size=vocab_size),
             eos_token_ids=loaded.eos_token_ids,
+            max_prompt_bytes=config.max_prompt_bytes or BYTES_PER_TOKEN * limits.max_model_len,
             constraints=constraints,
         ),
         engine=Engine(

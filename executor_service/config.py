@@ -25,7 +25,13 @@ class Config:
     host: str
     port: int  # 0: any free one
     tls: TlsFiles | None  # None: no TLS
+    access_file: Path | None  # None: everybody may call, for every tenant
+    quota_file: Path | None  # None: no tenant has limits of its own
+    max_num_calls: int | None  # of Generate, at once; None: no bound
+    max_prompt_bytes: int | None  # None: see convert/generate.py
     max_message_bytes: int
+    max_metadata_bytes: int  # of a call
+    max_streams_per_connection: int
     address_file: Path | None  # gets the bound host:port when the server listens
     model: str
     dtype: str
@@ -34,6 +40,7 @@ class Config:
     quantization: Quantization
     scheduler_addresses: tuple[str, ...]
     scheduler_tls: SchedulerTls | None  # None: no TLS
+    scheduler_token_file: Path | None  # None: no token is sent
     profile: str | None  # None: the scheduler's default
     executor_id: str | None  # None: host name and port
     num_blocks: int | None  # None: as many as kv_cache_bytes hold
@@ -70,7 +77,13 @@ def _config(values: Values) -> Config:
         host=values["host"],
         port=values["port"],
         tls=tls_of(values),
+        access_file=values["access_file"],
+        quota_file=values["quota_file"],
+        max_num_calls=values["max_num_calls"],
+        max_prompt_bytes=values["max_prompt_bytes"],
         max_message_bytes=values["max_message_bytes"],
+        max_metadata_bytes=values["max_metadata_bytes"],
+        max_streams_per_connection=values["max_streams_per_connection"],
         address_file=values["address_file"],
         model=values["model"],
         device=values["device"],
@@ -79,6 +92,7 @@ def _config(values: Values) -> Config:
         quantization=values["quantization"],
         scheduler_addresses=values["scheduler"],
         scheduler_tls=_scheduler_tls(values),
+        scheduler_token_file=_scheduler_token_file(values),
         profile=values["profile"],
         executor_id=values["executor_id"],
         num_blocks=values["num_blocks"],
@@ -115,6 +129,13 @@ def _scheduler_tls(values: Values) -> SchedulerTls | None:
             raise SettingError("argument --scheduler-certificate: needs --scheduler-ca")
         return None
     return SchedulerTls(ca=ca, certificate=certificate, key=key)
+
+
+def _scheduler_token_file(values: Values) -> Path | None:
+    file: Path | None = values["scheduler_token_file"]
+    if file is not None and values["scheduler_ca"] is None:
+        raise SettingError("argument --scheduler-token-file: needs --scheduler-ca; a token is sent over TLS alone")
+    return file
 
 
 def _lookup(values: Values) -> NgramLookup:

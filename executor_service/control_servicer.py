@@ -15,6 +15,7 @@ from executor_service.engine.record import Counters
 from executor_service.engine.snapshot import Snapshot
 from executor_service.errors import ServiceError, abort
 from executor_service.executor import Executor
+from executor_service.gate import check_operator
 from executor_service.servicer import Serving
 from executor_service.watch import WatchHub
 from metronome.executor.v1 import executor_pb2 as pb
@@ -38,6 +39,7 @@ class ExecutorServicer(ExecutorServiceServicer):
 
     async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:
         try:
+            check_operator(self._serving.caller(context), "the state of the executor")
             return await self._state(self._serving.ready())
         except ServiceError as error:
             await abort(context, error)
@@ -45,6 +47,7 @@ class ExecutorServicer(ExecutorServiceServicer):
 
     async def WatchState(self, request: pb.WatchStateRequest, context: Context) -> AsyncIterator[pb.WatchStateResponse]:
         try:
+            check_operator(self._serving.caller(context), "the state of the executor")
             executor = self._serving.ready()
             min_interval_s = _seconds(request.min_interval, "min_interval")
         except ServiceError as error:
@@ -66,6 +69,11 @@ class ExecutorServicer(ExecutorServiceServicer):
                 await watcher.wait(PROGRESS_INTERVAL_S)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        try:
+            check_operator(self._serving.caller(context), "draining the executor")
+        except ServiceError as error:
+            await abort(context, error)
+            raise
         await self._begin_drain()
         await self._serving.streams.wait_until_empty()
         return pb.DrainResponse()

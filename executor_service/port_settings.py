@@ -5,12 +5,28 @@ The executor and the scheduler have a copy each: they share nothing but the cont
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from executor_service.address import is_loopback
 from executor_service.metrics_endpoint import metrics_address
-from executor_service.setting import Setting, member, message_size, one_of, path, port, switch, text
+from executor_service.setting import Setting, member, message_size, one_of, path, port, switch, text, whole
 from executor_service.setting_sources import SettingError, Values
 from executor_service.telemetry import LOG_LEVELS, LogFormat
 from executor_service.tls import TlsFiles
+
+
+class PortLimits(Protocol):
+    """The part of a service's configuration that bounds what comes in on its port."""
+
+    @property
+    def max_message_bytes(self) -> int: ...
+
+    @property
+    def max_metadata_bytes(self) -> int: ...
+
+    @property
+    def max_streams_per_connection(self) -> int: ...
+
 
 LOGS = (
     Setting("log_format", "logs", member(LogFormat), "console or json", default="console"),
@@ -36,7 +52,30 @@ def port_settings(default_port: int) -> tuple[Setting, ...]:
         Setting("tls_client_ca", "serving", path, "PEM file: clients must show a certificate that it signed"),
         Setting("insecure", "serving", switch, "without TLS also on an address that is no loopback", default="off"),
         Setting("address_file", "serving", path, "file that gets the bound host:port"),
+        Setting(
+            "access_file",
+            "serving",
+            path,
+            "TOML file with the tokens and certificates that are let in, and their tenants; read again when it changes "
+            "(default: everybody is)",
+        ),
         Setting("max_message_bytes", "serving", message_size, "largest message, either way", default="64MiB"),
+        Setting(
+            "max_metadata_bytes", "serving", message_size, "largest headers of a call, all together", default="16KiB"
+        ),
+        Setting("max_streams_per_connection", "serving", whole(1, 2**31 - 1), "calls open at once", default="4096"),
+    )
+
+
+def channel_limits(config: PortLimits) -> tuple[tuple[str, int], ...]:
+    """What gRPC itself refuses or holds back on a port, as options of its server."""
+    return (
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        # Above the first it may refuse, above the second it does.
+        ("grpc.max_metadata_size", config.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", config.max_streams_per_connection),
     )
 
 

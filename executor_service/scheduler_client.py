@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 import structlog
@@ -27,6 +28,7 @@ from executor_service.engine.snapshot import Snapshot
 from executor_service.recorder import Recorder
 from executor_service.scheduler_tls import SchedulerTls
 from executor_service.tls import TlsError
+from executor_service.watched_file import WatchedFile
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -118,13 +120,15 @@ class SchedulerClient:
         policy: policy_pb2.Policy | str | None = None,
         recorder: Recorder | None = None,
         tls: SchedulerTls | None = None,
+        token_file: Path | None = None,
     ) -> None:
-        """Raises TlsError."""
+        """Raises TlsError or FileError."""
         assert addresses, "a planner needs an address"
         self._replicas = [_Replica(address, tls) for address in addresses]
         self.executor_id = executor_id
         self.timeout_s = timeout_s
         self._policy = policy
+        self._token = None if token_file is None else WatchedFile("--scheduler-token-file", token_file, parse_token)
         self.recorder = recorder
 
     def request(self, snapshot: Snapshot) -> PendingCall:
@@ -134,6 +138,10 @@ class SchedulerClient:
         elif self._policy is not None:
             message.policy.CopyFrom(self._policy)
         return PendingCall(self, message)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with a call."""
+        return () if self._token is None else (("authorization", f"Bearer {self._token.contents}"),)
 
     def replicas(self) -> list[_Replica]:
         """Those that may be asked now, the one in use first."""
@@ -208,11 +216,21 @@ class PendingCall:
             self._replica = self._candidates.pop(0)
             # What is left of the time is shared, so that one address that hangs leaves time for the others.
             timeout_s = remaining_s / (len(self._candidates) + 1)
-            self._call = self._replica.stub.Plan.future(self._message, timeout=timeout_s)
+            self._call = self._replica.stub.Plan.future(
+                self._message, timeout=timeout_s, metadata=self._client.metadata()
+            )
             self._call.add_done_callback(self._note_answer)
 
     def _note_answer(self, _: object) -> None:
         self._answered = time.monotonic()
+
+
+def parse_token(text: str) -> str:
+    """The token that is all of a file. Raises ValueError."""
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("holds no token: one word of ASCII characters")
+    return token
 
 
 def _is_answer(error: Exception) -> bool:

@@ -20,18 +20,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from executor_service.access import Access
 from executor_service.address import listen, publish
 from executor_service.build import build_executor, threads_of_rank
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
 from executor_service.engine.request import EndCause
 from executor_service.executor import Executor
+from executor_service.gate import Gate
 from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.metrics.collector import ExecutorCollector
 from executor_service.metrics.tally import Tally
 from executor_service.metrics.tenants import TenantLabels
 from executor_service.metrics_endpoint import MetricsEndpoint, new_registry
 from executor_service.observers import Observers
+from executor_service.port_settings import channel_limits
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
@@ -54,8 +57,7 @@ def _options(config: Config) -> tuple[tuple[str, int], ...]:
     return (
         # Two servers on one port would share its connections and neither would know.
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_send_message_length", config.max_message_bytes),
+        *channel_limits(config),
         # Clients may ping every 10 s, also while they only wait.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -66,12 +68,14 @@ class Server:
     """One executor process."""
 
     def __init__(self, config: Config) -> None:
+        """Raises FileError."""
         loop = asyncio.get_running_loop()
         self._config = config
         self._executor_id = config.executor_id or ""
         self._loop = loop
         self._hub = WatchHub(loop)
-        self._serving = Serving(streams=Streams(loop))
+        access = None if config.access_file is None else Access(config.access_file)
+        self._serving = Serving(streams=Streams(loop), access=access)
         self._health = HealthServicer()
         self._server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()], options=_options(config))
         self._stop_asked = asyncio.Event()
@@ -81,7 +85,8 @@ class Server:
         self._registry = new_registry()
         self._metrics: MetricsEndpoint | None = None
         control = ExecutorServicer(self._serving, self._hub, begin_drain=self._begin_drain)
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._serving), self._server)
+        gate = Gate(max_num_calls=config.max_num_calls, quota_file=config.quota_file)
+        add_InferenceServiceServicer_to_server(InferenceServicer(self._serving, gate), self._server)
         add_ExecutorServiceServicer_to_server(control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -92,8 +97,8 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop. Returns the exit status.
 
-        Raises AddressError, TlsError, RecordingError, ModelSourceError, DeviceError, SizeError, WorkerStartError,
-        DeviceLostError.
+        Raises AddressError, TlsError, FileError, RecordingError, ModelSourceError, DeviceError, SizeError,
+        WorkerStartError, DeviceLostError.
         """
         self._handle_signals()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -10,13 +10,15 @@ from typing import Any, NoReturn
 
 import grpc
 
+from executor_service.access import ANYBODY, Access, Caller
 from executor_service.convert.answers import Answers, answers_of
 from executor_service.convert.checks import unknown_token
-from executor_service.convert.generate import Call, prompt_tokens, started
+from executor_service.convert.generate import Call, checked_name, prompt_tokens, started
 from executor_service.engine.inbox import EngineClosedError, QueueFullError
 from executor_service.engine.request import EndCause, EndedEvent, Event, FinishedEvent, TokensEvent
 from executor_service.errors import RETRY_AFTER, ServiceError, abort, error_of_ending
 from executor_service.executor import Executor, Place
+from executor_service.gate import Gate, tenant_of
 from executor_service.streams import NameTakenError, Stream, Streams
 from executor_service.text.errors import UnknownTokenError
 from metronome.inference.v1 import error_reason_pb2 as reasons
@@ -35,11 +37,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(slots=True)
 class Serving:
-    """What the servicers share: the executor once its model is loaded, and whether it still takes requests."""
+    """What the servicers share: who may call, the executor once it is loaded, and whether it still takes requests."""
 
     streams: Streams
+    access: Access | None = None  # None: everybody may call
     executor: Executor | None = None
     draining: bool = False
+
+    def caller(self, context: Context) -> Caller:
+        """Raises ServiceError for those who are not let in."""
+        caller = ANYBODY if self.access is None else self.access.caller(context)
+        if caller is None:
+            message = "the call has no token or certificate that this executor knows"
+            raise ServiceError(reasons.ERROR_REASON_UNKNOWN_CALLER, message)
+        return caller
 
     def ready(self) -> Executor:
         """Raises ServiceError while the model is loading."""
@@ -49,59 +60,60 @@ class Serving:
 
 
 class InferenceServicer(InferenceServiceServicer):
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, gate: Gate) -> None:
         self._serving = serving
+        self._gate = gate
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
+            caller = self._serving.caller(context)
             executor = self._serving.ready()
-            call, stream = await self._accept(executor, request, context)
+            self._check_not_draining()
+            request.tenant = tenant_of(caller, checked_name(request.tenant, "tenant"))
+            with self._gate.enter(request.tenant):
+                call, stream = await self._accept(executor, request, context)
+                try:
+                    sequence = 0
+                    yield pb.GenerateResponse(sequence=sequence, started=started(call))
+                    with_text = not request.output.omit_text
+                    answers = answers_of(call)
+                    async for response in _responses(executor, stream, answers, self._gate, with_text=with_text):
+                        sequence += 1
+                        response.sequence = sequence
+                        yield response
+                finally:
+                    _end(executor, call, context)
         except ServiceError as error:
             await _abort(context, error)
-        try:
-            sequence = 0
-            yield pb.GenerateResponse(sequence=sequence, started=started(call))
-            with_text = not request.output.omit_text
-            tenant = request.tenant
-            async for response in _responses(executor, stream, answers_of(call), tenant=tenant, with_text=with_text):
-                sequence += 1
-                response.sequence = sequence
-                yield response
-        except ServiceError as error:
-            await _abort(context, error)
-        finally:
-            # The client left, its time is over, or all is said; the engine leaves a request alone that has ended.
-            remaining_s = context.time_remaining()
-            is_late = remaining_s is not None and remaining_s < DEADLINE_SLACK_S
-            for request_id in call.ids:
-                if is_late:
-                    executor.engine.cancel(request_id, EndCause.DEADLINE, "its deadline passed")
-                else:
-                    executor.engine.cancel(request_id)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         try:
+            caller = self._serving.caller(context)
             executor = self._serving.ready()
-            request_ids = self._serving.streams.ids_of(request.request_id)
-            if not request_ids:
+            streams = self._serving.streams
+            tenant = streams.tenant_of(request.request_id)
+            # Of what is somebody else's, it is not even said that it is there.
+            if tenant is None or not caller.may_act_for(tenant):
                 message = f"no request {request.request_id!r} is in this executor"
                 raise ServiceError(reasons.ERROR_REASON_UNKNOWN_REQUEST_ID, message, field="request_id")
         except ServiceError as error:
             await _abort(context, error)
-        for request_id in request_ids:
+        for request_id in streams.ids_of(request.request_id):
             executor.engine.cancel(request_id)
         return pb.CancelResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         try:
+            self._serving.caller(context)
             executor = self._serving.ready()
-            tokens = await asyncio.to_thread(prompt_tokens, request, executor.tokenizer)
+            tokens = await asyncio.to_thread(prompt_tokens, request, executor.facts)
         except ServiceError as error:
             await _abort(context, error)
         return pb.TokenizeResponse(token_ids=tokens)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         try:
+            self._serving.caller(context)
             executor = self._serving.ready()
             try:
                 text = await asyncio.to_thread(executor.tokenizer.decode, request.token_ids)
@@ -113,6 +125,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         try:
+            self._serving.caller(context)
             executor = self._serving.ready()
         except ServiceError as error:
             await _abort(context, error)
@@ -129,15 +142,15 @@ class InferenceServicer(InferenceServiceServicer):
             eos_token_ids=sorted(loaded.eos_token_ids),
         )
 
-    async def _accept(self, executor: Executor, message: pb.GenerateRequest, context: Context) -> tuple[Call, Stream]:
+    async def _accept(self, executor: Executor, request: pb.GenerateRequest, context: Context) -> tuple[Call, Stream]:
         """Check a call and queue its requests. Raises ServiceError, and then leaves nothing behind."""
-        self._check_not_draining()
         streams = self._serving.streams
         time_remaining_s = context.time_remaining()
-        call, sequences = await asyncio.to_thread(executor.prepare, message, time_remaining_s=time_remaining_s)
+        call, sequences = await asyncio.to_thread(executor.prepare, request, time_remaining_s=time_remaining_s)
         self._check_not_draining()
+        self._gate.take_prompt(request.tenant, len(call.requests[0].prompt_token_ids))
         try:
-            stream = streams.open(call.ids, call.name)
+            stream = streams.open(call.ids, call.name, tenant=request.tenant)
         except NameTakenError as error:
             raise ServiceError(
                 reasons.ERROR_REASON_DUPLICATE_REQUEST_ID,
@@ -160,10 +173,21 @@ class InferenceServicer(InferenceServiceServicer):
             raise ServiceError(reasons.ERROR_REASON_DRAINING, message)
 
 
+def _end(executor: Executor, call: Call, context: Context) -> None:
+    """The client left, its time is over, or all is said; the engine leaves a request alone that has ended."""
+    remaining_s = context.time_remaining()
+    is_late = remaining_s is not None and remaining_s < DEADLINE_SLACK_S
+    for request_id in call.ids:
+        if is_late:
+            executor.engine.cancel(request_id, EndCause.DEADLINE, "its deadline passed")
+        else:
+            executor.engine.cancel(request_id)
+
+
 async def _responses(
-    executor: Executor, stream: Stream, answers: Answers, *, tenant: str, with_text: bool
+    executor: Executor, stream: Stream, answers: Answers, gate: Gate, *, with_text: bool
 ) -> AsyncIterator[pb.GenerateResponse]:
-    """The events of a call up to the end of its last answer. Raises ServiceError where one ended without an answer."""
+    """The events of a call up to the end of its last answer. Raises ServiceError where one has no answer."""
     silent_since, failure_is_told = time.monotonic(), False
     while not answers.are_complete:
         event = await _next_event(stream)
@@ -176,13 +200,15 @@ async def _responses(
                     heartbeat = pb.Heartbeat(num_ahead=place.num_ahead, detail=place.planning_failure)
                     yield pb.GenerateResponse(heartbeat=heartbeat)
             case TokensEvent() | FinishedEvent():
+                if isinstance(event, TokensEvent):
+                    gate.take_answer(stream.tenant, len(event.token_ids))
                 for response in answers.hear(event):
                     silent_since = time.monotonic()
                     if not with_text and response.HasField("delta"):
                         response.delta.ClearField("text")
                     yield response
             case EndedEvent():
-                raise error_of_ending(event, tenant=tenant)
+                raise error_of_ending(event, tenant=stream.tenant)
 
 
 async def _next_event(stream: Stream) -> Event | None:

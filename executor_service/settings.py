@@ -57,6 +57,24 @@ EXECUTOR = Program(
         Setting(
             "executor_id", "serving", text_or_none, "name among a scheduler's executors (default: host name and port)"
         ),
+        Setting(
+            "quota_file",
+            "serving",
+            path,
+            "TOML file with the limits of tenants; read again when it changes (default: they have none)",
+        ),
+        Setting(
+            "max_num_calls",
+            "serving",
+            whole(1),
+            "calls of Generate open at once, of all connections; one more is refused (default: no bound)",
+        ),
+        Setting(
+            "max_prompt_bytes",
+            "serving",
+            size,
+            "longest prompt as text, all turns together (default: 256 for each token of the model's length)",
+        ),
         Setting("grace_s", "serving", seconds, "seconds to finish when stopped", default="10"),
         Setting(
             "model",
@@ -149,6 +167,12 @@ EXECUTOR = Program(
         ),
         Setting("scheduler_certificate", "planning", path, "PEM file to show to schedulers that ask for one"),
         Setting("scheduler_key", "planning", path, "PEM file with the key of that certificate"),
+        Setting(
+            "scheduler_token_file",
+            "planning",
+            path,
+            "file with the token to show to schedulers, over TLS alone; read again when it changes",
+        ),
         Setting("profile", "planning", text_or_none, "the scheduler's profile (default: the scheduler's default)"),
         Setting("plan_timeout_ms", "planning", whole(1), "longest wait for a plan", default="1000"),
         Setting(

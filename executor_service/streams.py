@@ -22,6 +22,7 @@ class Stream:
 
     request_ids: tuple[int, ...]
     name: str
+    tenant: str
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
 
@@ -33,11 +34,11 @@ class Streams:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def open(self, request_ids: tuple[int, ...], name: str) -> Stream:
+    def open(self, request_ids: tuple[int, ...], name: str, *, tenant: str) -> Stream:
         """Raises NameTakenError."""
         if name in self._ids:
             raise NameTakenError(name)
-        stream = Stream(request_ids=request_ids, name=name)
+        stream = Stream(request_ids=request_ids, name=name, tenant=tenant)
         self._ids[name] = set(request_ids)
         self._by_id.update(dict.fromkeys(request_ids, stream))
         self._empty.clear()
@@ -46,6 +47,10 @@ class Streams:
     def ids_of(self, name: str) -> tuple[int, ...]:
         """The requests of this name that have not ended."""
         return tuple(self._ids.get(name, ()))
+
+    def tenant_of(self, name: str) -> str | None:
+        """Whose requests they are; None: nobody's, there are none of this name."""
+        return next((self._by_id[request_id].tenant for request_id in self._ids.get(name, ())), None)
 
     def names(self) -> list[tuple[int, str]]:
         """(id, name) of all requests, ascending."""

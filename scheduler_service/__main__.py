@@ -13,6 +13,7 @@ from scheduler_service.recording_file import RecordingError
 from scheduler_service.server import serve
 from scheduler_service.telemetry import configure_logging
 from scheduler_service.tls import TlsError
+from scheduler_service.watched_file import FileError
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     configure_logging(config.log_format, config.log_level)
     try:
         asyncio.run(serve(config, load_profiles(config.profile, config.profiles_directory)))
-    except (AddressError, ProfileError, RecordingError, TlsError) as error:
+    except (AddressError, FileError, ProfileError, RecordingError, TlsError) as error:
         sys.exit(f"metronome-scheduler: {error}")
 
 

@@ -27,7 +27,10 @@ class SchedulerConfig:
     port: int
     tls: TlsFiles | None
     address_file: Path | None
+    access_file: Path | None  # None: everybody may call
     max_message_bytes: int
+    max_metadata_bytes: int  # of a call
+    max_streams_per_connection: int
     profile: str
     profiles_directory: Path
     shadow_profile: str | None
@@ -51,7 +54,10 @@ def _config(values: Values) -> SchedulerConfig:
         port=values["port"],
         tls=tls_of(values),
         address_file=values["address_file"],
+        access_file=values["access_file"],
         max_message_bytes=values["max_message_bytes"],
+        max_metadata_bytes=values["max_metadata_bytes"],
+        max_streams_per_connection=values["max_streams_per_connection"],
         profile=values["profile"],
         profiles_directory=values["profiles_directory"] or PROFILES_DIRECTORY,
         shadow_profile=values["shadow_profile"],

@@ -19,6 +19,7 @@ from scheduler_service.core.errors import PolicyError, SchedulerError, StateErro
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 DOMAIN = "scheduler.metronome"
+UNKNOWN_CALLER = "UNKNOWN_CALLER"
 
 STATUS_CODES: dict[type[SchedulerError], grpc.StatusCode] = {
     StateError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -73,6 +74,14 @@ async def refuse_malformed(context: Context, why: str) -> NoReturn:
     info = error_details_pb2.ErrorInfo(reason="MALFORMED_MESSAGE", domain=DOMAIN)
     status = _status(grpc.StatusCode.INVALID_ARGUMENT, f"the request is no message of the contract: {why}", [info])
     await _end(context, grpc.StatusCode.INVALID_ARGUMENT, status)
+
+
+async def refuse_unknown_caller(context: Context) -> NoReturn:
+    """End a call of somebody who is not let in."""
+    info = error_details_pb2.ErrorInfo(reason=UNKNOWN_CALLER, domain=DOMAIN)
+    message = "the call has no token or certificate that this service knows"
+    status = _status(grpc.StatusCode.UNAUTHENTICATED, message, [info])
+    await _end(context, grpc.StatusCode.UNAUTHENTICATED, status)
 
 
 async def fail(context: Context, method: str) -> NoReturn:

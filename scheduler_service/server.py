@@ -17,12 +17,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_service.access import Access
 from scheduler_service.address import AddressError, listen, publish
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.malformed import MalformedMessageInterceptor
 from scheduler_service.metrics import ObserverCollector, SchedulerMetrics
 from scheduler_service.metrics_endpoint import MetricsEndpoint, new_registry
 from scheduler_service.observers import ObserverThread
+from scheduler_service.port_settings import channel_limits
 from scheduler_service.profiles import ProfileError, Profiles
 from scheduler_service.recorder import Recorder
 from scheduler_service.recording_file import RecordingSettings
@@ -62,9 +64,10 @@ class SchedulerServer:
 async def start_server(config: SchedulerConfig, profiles: Profiles) -> SchedulerServer:
     """Listen and serve.
 
-    Raises AddressError if the address is taken or not ours, TlsError, RecordingError, ProfileError.
+    Raises AddressError if the address is taken or not ours, TlsError, FileError, RecordingError, ProfileError.
     """
     credentials = None if config.tls is None else server_credentials(config.tls)
+    access = None if config.access_file is None else Access(config.access_file)
     server = grpc.aio.server(
         interceptors=(MalformedMessageInterceptor(SERVICE_NAME),),
         options=(
@@ -73,13 +76,12 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
             # Clients may ping every 10 s, also while they only wait (proto/README.md).
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.max_receive_message_length", config.max_message_bytes),
-            ("grpc.max_send_message_length", config.max_message_bytes),
+            *channel_limits(config),
         ),
     )
     registry = new_registry()
     metrics = None if config.metrics_address is None else SchedulerMetrics(registry, config)
-    servicer = SchedulerServicer(profiles, metrics)
+    servicer = SchedulerServicer(profiles, metrics, access)
     observers = _observers(config, servicer)
     registry.register(ObserverCollector(observers))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)

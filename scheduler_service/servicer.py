@@ -11,6 +11,7 @@ import structlog
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service import convert
+from scheduler_service.access import Access
 from scheduler_service.core.errors import ErrorReason, SchedulerError, StateError
 from scheduler_service.core.explain import explain
 from scheduler_service.core.placement import place
@@ -19,7 +20,7 @@ from scheduler_service.core.policy import Policy, check_policy
 from scheduler_service.core.state import ClusterState
 from scheduler_service.core.validate import validate, validate_to_place
 from scheduler_service.core.verify import verify
-from scheduler_service.errors import fail, refuse
+from scheduler_service.errors import UNKNOWN_CALLER, fail, refuse, refuse_unknown_caller
 from scheduler_service.metrics import CRASHED, SchedulerMetrics
 from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
@@ -32,11 +33,14 @@ log = structlog.get_logger(__name__)
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Answers calls; keeps nothing between them but the profiles."""
+    """Answers calls; keeps nothing between them but the profiles. `access` None: everybody may call."""
 
-    def __init__(self, profiles: Profiles, metrics: SchedulerMetrics | None = None) -> None:
+    def __init__(
+        self, profiles: Profiles, metrics: SchedulerMetrics | None = None, access: Access | None = None
+    ) -> None:
         self._profiles = profiles
         self._metrics = metrics
+        self._access = access
         self._observers: Sequence[ObserverThread] = ()
 
     def use(self, profiles: Profiles) -> None:
@@ -161,6 +165,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """
         started = time.perf_counter()
         metrics = self._metrics
+        if self._access is not None and self._access.caller(context) is None:
+            log.info("refused", method=method, reason=UNKNOWN_CALLER, peer=context.peer())
+            if metrics is not None:
+                metrics.refused(method, UNKNOWN_CALLER)
+            await refuse_unknown_caller(context)
         try:
             response = decide(request)
         except SchedulerError as error:

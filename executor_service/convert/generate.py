@@ -42,6 +42,7 @@ class ModelFacts:
     limits: Limits
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
+    max_prompt_bytes: int
     constraints: ConstraintCompiler
 
 
@@ -90,38 +91,42 @@ def _request(
 ) -> Request:
     """The request of the first answer."""
     sampling = parse_sampling(message.sampling, facts.tokenizer, facts.constraints)
-    tokens = prompt_tokens(message, facts.tokenizer)
+    if message.WhichOneof("prompt") == "token_ids":  # too many are refused before each is looked at
+        _max_output_tokens(message.stopping, len(message.token_ids.ids), facts.limits)
+    tokens = prompt_tokens(message, facts)
     max_output_tokens = _max_output_tokens(message.stopping, len(tokens), facts.limits)
     return Request(
         id=request_id,
-        name=_name(message.request_id, "request_id") or secrets.token_hex(8),
+        name=checked_name(message.request_id, "request_id") or secrets.token_hex(8),
         prompt_token_ids=np.array(tokens, dtype=np.int32),
         sampling=sampling,
         stopping=_stopping(message.stopping, max_output_tokens, facts),
         output=_output(message, tokens, facts.tokenizer),
         priority=message.priority,
-        tenant=_name(message.tenant, "tenant"),
+        tenant=checked_name(message.tenant, "tenant"),
         expected_output_tokens=in_range(message.expected_output_tokens, "expected_output_tokens", low=0),
         arrival_time_us=now_us,
         deadline_us=deadline_us,
     )
 
 
-def prompt_tokens(message: pb.GenerateRequest | pb.TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def prompt_tokens(message: pb.GenerateRequest | pb.TokenizeRequest, facts: ModelFacts) -> list[int]:
     """The tokens of a prompt, at least one where it is to be generated from. Raises ServiceError."""
     if isinstance(message, pb.TokenizeRequest):
-        return _encoded(message, message.WhichOneof("input") or "input", tokenizer)
+        return _encoded(message, message.WhichOneof("input") or "input", facts)
     field = message.WhichOneof("prompt") or "prompt"
     # Both are looked at: of empty text a start token may be made, and of a space nothing at all.
     is_empty = field == "prompt" or (field == "text" and not message.text)
-    tokens = [] if is_empty else _encoded(message, field, tokenizer)
+    tokens = [] if is_empty else _encoded(message, field, facts)
     if not tokens:
         raise ServiceError(reasons.ERROR_REASON_EMPTY_PROMPT, "the prompt is empty", field=field)
     return tokens
 
 
-def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, tokenizer: Tokenizer) -> list[int]:
+def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, facts: ModelFacts) -> list[int]:
     """The tokens of the field that is set, or those of no text. Raises ServiceError."""
+    tokenizer = facts.tokenizer
+    _check_size(message, field, facts.max_prompt_bytes)
     try:
         if isinstance(message, pb.GenerateRequest) and field == "token_ids":
             tokenizer.validate(message.token_ids.ids)
@@ -138,6 +143,16 @@ def _encoded(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, token
         raise unknown_token(error, f"token_ids.ids[{error.position}]" if field == "token_ids" else "") from error
     except TextError as error:
         raise ServiceError(reasons.ERROR_REASON_INVALID_TEXT, str(error), field=field) from error
+
+
+def _check_size(message: pb.GenerateRequest | pb.TokenizeRequest, field: str, most: int) -> None:
+    """Raises ServiceError for text that is too long to look into: a tokenizer takes seconds for what no model reads."""
+    if field == "messages":
+        num_bytes = sum(len(turn.content.encode()) for turn in message.messages.messages)
+    else:
+        num_bytes = len(message.text.encode())
+    if num_bytes > most:
+        raise out_of_range(field, f"{num_bytes} bytes", f"at most {most} bytes (max_prompt_bytes)")
 
 
 def started(call: Call) -> pb.Started:
@@ -242,7 +257,8 @@ def _output(message: pb.GenerateRequest, tokens: list[int], tokenizer: Tokenizer
     return OutputOptions(echo=echo, num_logprobs=number("logprobs"), num_prompt_logprobs=number("prompt_logprobs"))
 
 
-def _name(name: str, field: str) -> str:
+def checked_name(name: str, field: str) -> str:
+    """The name. Raises ServiceError where it is too long."""
     if len(name.encode()) > MAX_NAME_BYTES:
         raise out_of_range(field, f"{len(name.encode())} bytes", f"at most {MAX_NAME_BYTES} bytes")
     return name

@@ -34,6 +34,10 @@ ELSEWHERE = {
     "REJECTED_BY_SCHEDULER": "test_executor_crooked_scheduler.py",
     "INVALID_LOGITS": "the engine's own tests: no request can cause it",
     "MALFORMED_MESSAGE": "below: no request is one",
+    "UNKNOWN_CALLER": "test_access.py",
+    "NOT_ALLOWED": "test_access.py",
+    "TENANT_OVER_LIMIT": "test_access.py",
+    "TOO_MANY_CALLS": "test_port_limits.py",
     "NOT_OFFERED": "tests/unit/executor/sampling: only a model with a tokenizer of an old kind can cause it",
 }
 

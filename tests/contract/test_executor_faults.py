@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from executor_service.gate import Gate
 from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
@@ -44,7 +45,9 @@ def refusals_of(address: str) -> tuple[Details, ...]:
 async def refusals() -> tuple[Details, ...]:
     server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()])
     serving = Serving(streams=Streams(asyncio.get_running_loop()))
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Faulty(serving), server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+        Faulty(serving, Gate(max_num_calls=None, quota_file=None)), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

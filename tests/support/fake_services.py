@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -168,15 +168,21 @@ def books() -> executor_pb2.GetStateResponse:
 
 
 @contextmanager
-def serving(service: FakeExecutor | FakeScheduler) -> Iterator[str]:
+def serving(
+    service: FakeExecutor | FakeScheduler,
+    *,
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
+) -> Iterator[str]:
     """Serve on a free port of loopback, and give the address."""
-    server = grpc.server(ThreadPoolExecutor(max_workers=16))
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), interceptors=interceptors)
     if isinstance(service, FakeExecutor):
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(service, server)
     else:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    place = "127.0.0.1:0"
+    port = server.add_insecure_port(place) if credentials is None else server.add_secure_port(place, credentials)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -25,6 +25,10 @@ _REMEDIES = {
     "NO_CHAT_TEMPLATE": "use `metronome generate`, which continues text",
     "QUEUE_FULL": "try again later, or name another executor with --executor",
     "MODEL_LOADING": "wait until `metronome status` shows it ready",
+    "NOT_ALLOWED": "leave --tenant out, or ask with the token of an operator",
+    "TENANT_OVER_LIMIT": "try again later",
+    "TOO_MANY_CALLS": "try again later, or name another executor with --executor",
+    "UNKNOWN_CALLER": "show who you are with --token-file, or --tls-certificate and --tls-key",
     "UNKNOWN_PROFILE": "name another with --profile",
 }
 

@@ -157,8 +157,16 @@ class PermissionDeniedError(MetronomeError):
     """The token lacks a right."""
 
 
+class NotAllowedError(PermissionDeniedError):
+    """The caller may act for its own tenant alone."""
+
+
 class UnauthenticatedError(MetronomeError):
     """There is no token, or a wrong one."""
+
+
+class UnknownCallerError(UnauthenticatedError):
+    """The service does not know the token, or the certificate."""
 
 
 class ResourceExhaustedError(MetronomeError):
@@ -175,6 +183,14 @@ class QueueFullError(ResourceExhaustedError):
 
 class RejectedBySchedulerError(ResourceExhaustedError):
     """The scheduler turned the request away; `metadata` has its reason."""
+
+
+class TenantOverLimitError(ResourceExhaustedError):
+    """The tenant is at a limit of its own; `metadata` has which."""
+
+
+class TooManyCallsError(ResourceExhaustedError):
+    """As many answers are being generated as the executor takes at once."""
 
 
 class FailedPreconditionError(MetronomeError):

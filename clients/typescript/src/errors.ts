@@ -87,9 +87,11 @@ export class DuplicateRequestIdError extends AlreadyExistsError {}
 
 /** The token lacks a right. */
 export class PermissionDeniedError extends MetronomeError {}
+export class NotAllowedError extends PermissionDeniedError {}
 
 /** There is no token, or a wrong one. */
 export class UnauthenticatedError extends MetronomeError {}
+export class UnknownCallerError extends UnauthenticatedError {}
 
 /** A limit was reached. `retryDelayMs` says when to come again; undefined: that is of no use. */
 export class ResourceExhaustedError extends MetronomeError {}
@@ -97,6 +99,8 @@ export class ResourceExhaustedError extends MetronomeError {}
 export class MessageTooLargeError extends ResourceExhaustedError {}
 export class QueueFullError extends ResourceExhaustedError {}
 export class RejectedBySchedulerError extends ResourceExhaustedError {}
+export class TenantOverLimitError extends ResourceExhaustedError {}
+export class TooManyCallsError extends ResourceExhaustedError {}
 
 export class FailedPreconditionError extends MetronomeError {}
 export class NoChatTemplateError extends FailedPreconditionError {}
@@ -138,6 +142,7 @@ const BY_REASON = {
   MODEL_LOADING: ModelLoadingError,
   NO_CHAT_TEMPLATE: NoChatTemplateError,
   NO_TOKEN_ALLOWED: NoTokenAllowedError,
+  NOT_ALLOWED: NotAllowedError,
   NOT_OFFERED: NotOfferedError,
   OUT_OF_RANGE: OutOfRangeError,
   POLICY_CONFLICT: PolicyConflictError,
@@ -145,6 +150,9 @@ const BY_REASON = {
   REJECTED_BY_SCHEDULER: RejectedBySchedulerError,
   REQUEST_FAILED: RequestFailedError,
   SCHEDULER_FAILED: SchedulerFailedError,
+  TENANT_OVER_LIMIT: TenantOverLimitError,
+  TOO_MANY_CALLS: TooManyCallsError,
+  UNKNOWN_CALLER: UnknownCallerError,
   UNKNOWN_PROFILE: UnknownProfileError,
   UNKNOWN_REQUEST_ID: UnknownRequestIdError,
   UNKNOWN_TOKEN: UnknownTokenError,

@@ -18,6 +18,7 @@ from metronome_cli.run.plain_view import PlainView
 from metronome_cli.run.progress import Phase
 from metronome_cli.run.session import run_session
 from metronome_cli.run.workload import build_workload
+from metronome_cli.trust import Trust
 from support.fake_services import FakeExecutor, books, serving
 
 
@@ -25,7 +26,7 @@ def run_workload(prompts: dict[str, str]):
     output = io.StringIO()
     view = PlainView(Console(file=output, width=120))
     with serving(FakeExecutor()) as address:
-        board = asyncio.run(run_session(address, build_workload(prompts, None, "test"), view))
+        board = asyncio.run(run_session(address, Trust(), build_workload(prompts, None, "test"), view))
     return board, output.getvalue()
 
 
@@ -61,7 +62,7 @@ def test_a_run_says_why_no_plans_come():
     output = io.StringIO()
     view = PlainView(Console(file=output, width=120))
     with serving(FakeExecutor(planning_failure="no scheduler answers at here")) as address:
-        asyncio.run(run_session(address, build_workload({"a": "one"}, None, "test"), view))
+        asyncio.run(run_session(address, Trust(), build_workload({"a": "one"}, None, "test"), view))
 
     assert output.getvalue().count("no scheduler answers at here") == 1
 
@@ -108,7 +109,7 @@ def test_a_terminal_shows_the_answers_and_the_passes_within_its_size():
     console = Console(file=output, width=80, height=24, force_terminal=True, color_system=None)
     prompts = {f"prompt-{number}": "one" for number in range(9)}
     with serving(FakeExecutor()) as address, LiveView(console) as view:
-        asyncio.run(run_session(address, build_workload(prompts, None, "test"), view))
+        asyncio.run(run_session(address, Trust(), build_workload(prompts, None, "test"), view))
 
     frame = output.getvalue().rpartition(" metronome ")[2]
     assert "prompt-8" in frame

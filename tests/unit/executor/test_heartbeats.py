@@ -14,6 +14,7 @@ from executor_service.convert.answers import EachAsItComes
 from executor_service.engine.inbox import EngineClosedError
 from executor_service.engine.request import FinishedEvent, FinishReason, Usage
 from executor_service.executor import Place
+from executor_service.gate import Gate
 from executor_service.streams import Stream
 
 DOWN = "no scheduler answers: 127.0.0.1:1: UNAVAILABLE: Connection refused (111)"
@@ -57,9 +58,10 @@ def heartbeats(monkeypatch: pytest.MonkeyPatch, *places: Place | None, interval_
     monkeypatch.setattr(servicer, "HEARTBEAT_INTERVAL_S", interval_s)
 
     async def listen() -> list[tuple[int, str]]:
-        stream = Stream(request_ids=(1,), name="x")
+        stream = Stream(request_ids=(1,), name="x", tenant="")
+        gate = Gate(max_num_calls=None, quota_file=None)
         queue: Any = Queue(stream, places)
-        responses = servicer._responses(queue, stream, EachAsItComes((1,)), tenant="", with_text=True)
+        responses = servicer._responses(queue, stream, EachAsItComes((1,)), gate, with_text=True)
         heard = [response async for response in responses]
         assert heard.pop().HasField("finished")
         return [(response.heartbeat.num_ahead, response.heartbeat.detail) for response in heard]

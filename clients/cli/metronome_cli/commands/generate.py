@@ -16,6 +16,7 @@ from metronome_cli.inputs import STDIN, read_text, utf8
 from metronome_cli.logprobs_view import ToldLogprobs
 from metronome_cli.notices import WaitNotices
 from metronome_cli.options import INT32, INT64, POSITIVE, TEXT, WHOLE, executor_option
+from metronome_cli.trust import Trust, trust_options
 from metronome_client import Delta, Event, Finished, GenerateOptions, InferenceClient, Waiting
 
 
@@ -23,6 +24,7 @@ from metronome_client import Delta, Event, Finished, GenerateOptions, InferenceC
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file.")
 @executor_option
+@trust_options
 @click.option(
     "--max-tokens", type=POSITIVE, default=128, show_default=True, help="Most tokens to generate, at least 1."
 )
@@ -52,6 +54,7 @@ def generate(
     prompt: str | None,
     prompt_file: str | None,
     executor: str,
+    trust: Trust,
     as_json: bool,
     json_schema_file: str | None,
     grammar_file: str | None,
@@ -70,7 +73,7 @@ def generate(
     told = ToldLogprobs()
     with (
         executor_errors(executor),
-        InferenceClient(executor) as client,
+        InferenceClient(executor, tls=trust.tls, token=trust.token) as client,
         closing(client.generate(text, options)) as events,
     ):
         for event in events:

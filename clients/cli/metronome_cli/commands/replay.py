@@ -19,6 +19,7 @@ from metronome_cli.options import scheduler_option
 from metronome_cli.plan_difference import Tally, decision_lines, difference_lines, tally_view
 from metronome_cli.policy_choice import choose_policy, policy_options
 from metronome_cli.recordings import Recorded, read_recordings
+from metronome_cli.trust import Trust, trust_options
 from metronome_client import MetronomeError, SchedulerClient
 
 Lines: TypeAlias = Callable[[plan_pb2.ExecutorPlan, plan_pb2.ExecutorPlan], Iterable[str]]
@@ -48,6 +49,7 @@ class Replayed:
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @scheduler_option
+@trust_options
 @policy_options
 @click.option("--diff", "show_diff", is_flag=True, help="With another policy: show each plan that differs.")
 @click.pass_context
@@ -55,6 +57,7 @@ def replay(
     context: click.Context,
     files: tuple[Path, ...],
     scheduler: str,
+    trust: Trust,
     profile: str | None,
     policy_file: str | None,
     show_diff: bool,
@@ -67,7 +70,7 @@ def replay(
     console = table_console()
     choice = scheduler_pb2.PlanRequest()
     choose_policy(choice, profile, policy_file)
-    with scheduler_errors(scheduler), SchedulerClient(scheduler) as client:
+    with scheduler_errors(scheduler), SchedulerClient(scheduler, tls=trust.tls, token=trust.token) as client:
         replays = _replays(client, read_recordings(files), choice)
         if choice.WhichOneof("policy_choice") is not None:
             _sum_up(replays, console, show_diff=show_diff)

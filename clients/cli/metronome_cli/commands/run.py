@@ -30,6 +30,7 @@ from metronome_cli.stack.home import stack_home
 from metronome_cli.stack.local import Stack, StackSettings, start_stack
 from metronome_cli.stack.services import ExecutorSettings
 from metronome_cli.stack.start import Lifetime
+from metronome_cli.trust import Trust, trust_options
 
 # A cache that the built-in prompts nearly fill (3,072 tokens), so that the blocks are something to watch.
 DEFAULT_NUM_BLOCKS = 192
@@ -49,6 +50,7 @@ LOG_WIDTH = 110  # columns, where stdout is no terminal that has a width of its 
 @click.option(
     "--executor", metavar="HOST:PORT", type=ADDRESS, help="Use an executor that runs already; nothing is started."
 )
+@trust_options
 @click.option(
     "--scheduler",
     metavar="HOST:PORT",
@@ -65,11 +67,12 @@ def run(
     profile: str | None,
     executor: str | None,
     scheduler: str | None,
+    trust: Trust,
 ) -> None:
     """Send real prompts at once and show each iteration.
 
     Starts a scheduler and an executor, shows the answers as they stream and the batch of every iteration, sums up, and
-    stops what it started.
+    stops what it started. TLS and a token are for an executor that runs already.
     """
     workload = build_workload(load_prompts(prompts_dir), num_requests, run_id=secrets.token_hex(4))
     console = table_console(LOG_WIDTH)
@@ -86,7 +89,7 @@ def run(
             _executor(executor, settings, console) as (address, log),
             executor_errors(address, log),
         ):
-            board = _run(address, workload, console)
+            board = _run(address, Trust() if executor is None else trust, workload, console)
             if board.watch_error is not None and not board.is_finished:
                 raise explain(board.watch_error, "executor", address, log=log)  # which keeps the log
     finally:
@@ -95,11 +98,11 @@ def run(
     _check_all_finished(board)
 
 
-def _run(address: str, workload: list[WorkloadRequest], console: Console) -> Board:
+def _run(address: str, trust: Trust, workload: list[WorkloadRequest], console: Console) -> Board:
     if not console.is_terminal:
-        return asyncio.run(run_session(address, workload, PlainView(console)))
+        return asyncio.run(run_session(address, trust, workload, PlainView(console)))
     with LiveView(console) as view:
-        return asyncio.run(run_session(address, workload, view))
+        return asyncio.run(run_session(address, trust, workload, view))
 
 
 def _report(board: Board, console: Console) -> None:

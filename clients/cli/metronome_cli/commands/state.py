@@ -12,6 +12,7 @@ from metronome_cli.books_view import books_view
 from metronome_cli.consoles import table_console
 from metronome_cli.errors import executor_errors
 from metronome_cli.options import executor_option
+from metronome_cli.trust import Trust, trust_options
 from metronome_client import InferenceClient
 
 _WATCH_INTERVAL_S = 0.25
@@ -19,16 +20,17 @@ _WATCH_INTERVAL_S = 0.25
 
 @click.command()
 @executor_option
+@trust_options
 @click.option("--watch", is_flag=True, help="Go on showing them as they change, until Ctrl-C.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print them as JSON, which `metronome plan` reads; one a line with --watch."
 )
-def state(executor: str, watch: bool, as_json: bool) -> None:
+def state(executor: str, trust: Trust, watch: bool, as_json: bool) -> None:
     """Show an executor's books.
 
     That is its sizes, its blocks, its requests and what it has counted since it started.
     """
-    with executor_errors(executor), InferenceClient(executor) as client:
+    with executor_errors(executor), InferenceClient(executor, tls=trust.tls, token=trust.token) as client:
         if not watch:
             books = client.state()
             if as_json:

@@ -13,6 +13,7 @@ from metronome_cli.documents import read_plan_request, read_plans
 from metronome_cli.errors import scheduler_errors
 from metronome_cli.options import scheduler_option
 from metronome_cli.policy_choice import choose_policy, policy_options
+from metronome_cli.trust import Trust, trust_options
 from metronome_client import SchedulerClient
 
 EXIT_BROKEN = 1
@@ -22,6 +23,7 @@ EXIT_BROKEN = 1
 @click.argument("state_file", metavar="STATE.json")
 @click.argument("plan_file", metavar="PLAN.json")
 @scheduler_option
+@trust_options
 @policy_options
 @click.pass_context
 def verify(
@@ -29,6 +31,7 @@ def verify(
     state_file: str,
     plan_file: str,
     scheduler: str,
+    trust: Trust,
     profile: str | None,
     policy_file: str | None,
 ) -> None:
@@ -45,7 +48,10 @@ def verify(
         case "profile":
             request.profile = asked.profile
     choose_policy(request, profile, policy_file)
-    with scheduler_errors(scheduler, state_file), SchedulerClient(scheduler) as client:
+    with (
+        scheduler_errors(scheduler, state_file),
+        SchedulerClient(scheduler, tls=trust.tls, token=trust.token) as client,
+    ):
         violations = client.verify(request)
     if not violations:
         click.echo("keeps all invariants")

@@ -15,19 +15,20 @@ from metronome_cli.errors import failure_in_words
 from metronome_cli.run.board import Board, View
 from metronome_cli.run.progress import RequestProgress, on_event, on_failure, on_row
 from metronome_cli.run.workload import WorkloadRequest
+from metronome_cli.trust import Trust
 from metronome_client import AsyncInferenceClient, MetronomeError
 
 _REFRESH_S = 0.2
 _LAST_PASS_TIMEOUT_S = 2.0
 
 
-async def run_session(address: str, workload: Sequence[WorkloadRequest], view: View) -> Board:
+async def run_session(address: str, trust: Trust, workload: Sequence[WorkloadRequest], view: View) -> Board:
     """Run the workload on an executor, and give the board as it was at the end. Leaving it cancels every request.
 
     Raises `MetronomeError` where the executor cannot be watched at all, `OSError` where the view cannot write. What
     befalls one request, or the watch later on, is on the board.
     """
-    async with AsyncInferenceClient(address) as client:
+    async with AsyncInferenceClient(address, tls=trust.tls, token=trust.token) as client:
         session = _Session(client, view, Board(model=await client.model_info(), started_at=time.monotonic()))
         try:
             await session.run(workload)

@@ -33,8 +33,15 @@ FACTS = ModelFacts(
     limits=limits_of(num_blocks=8, max_model_len=256),
     tokenizer=Tokenizer(byte_tokenizer(), vocab_size=VOCAB_SIZE),
     eos_token_ids=frozenset({EOS_TOKEN_ID}),
+    max_prompt_bytes=1024,
     constraints=ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE, end_token_ids=[EOS_TOKEN_ID]),
 )
+
+
+class Untouchable(Tokenizer):
+    """Fails whoever asks it for anything."""
+
+    def __init__(self) -> None: ...
 
 
 def message_of(**fields: Any) -> pb.GenerateRequest:
@@ -185,11 +192,11 @@ def test_case_1_what_can_never_fit_is_told_what_it_needs_and_what_there_is() -> 
 def test_text_of_which_no_token_is_left_is_an_empty_prompt() -> None:
     backend = byte_tokenizer()
     backend.backend_tokenizer.normalizer = normalizers.Strip()
-    tokenizer = Tokenizer(backend, vocab_size=VOCAB_SIZE)
+    facts = replace(FACTS, tokenizer=Tokenizer(backend, vocab_size=VOCAB_SIZE))
     with pytest.raises(ServiceError) as raised:
-        prompt_tokens(pb.GenerateRequest(text=" \n"), tokenizer)
+        prompt_tokens(pb.GenerateRequest(text=" \n"), facts)
     assert (raised.value.reason, raised.value.field) == (reasons.ERROR_REASON_EMPTY_PROMPT, "text")
-    assert prompt_tokens(pb.TokenizeRequest(text=" \n"), tokenizer) == []
+    assert prompt_tokens(pb.TokenizeRequest(text=" \n"), facts) == []
 
 
 def test_case_4_empty_text_is_no_prompt_although_the_tokenizer_makes_a_start_token_of_it() -> None:
@@ -197,11 +204,28 @@ def test_case_4_empty_text_is_no_prompt_although_the_tokenizer_makes_a_start_tok
     backend.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", BOS_TOKEN_ID)]
     )
-    tokenizer = Tokenizer(backend, vocab_size=VOCAB_SIZE)
-    assert tokenizer.encode("") == [BOS_TOKEN_ID]
+    facts = replace(FACTS, tokenizer=Tokenizer(backend, vocab_size=VOCAB_SIZE))
+    assert facts.tokenizer.encode("") == [BOS_TOKEN_ID]
     with pytest.raises(ServiceError) as raised:
-        prompt_tokens(pb.GenerateRequest(text=""), tokenizer)
+        prompt_tokens(pb.GenerateRequest(text=""), facts)
     assert raised.value.reason == reasons.ERROR_REASON_EMPTY_PROMPT
+
+
+@pytest.mark.parametrize("field", ["text", "messages"])
+def test_text_that_no_prompt_can_be_is_refused_before_it_is_looked_into(field: str) -> None:
+    """It is counted in bytes, all turns of a conversation together."""
+    text = "é" * 513
+    turns = [{"role": "user", "content": text[:300]}, {"role": "user", "content": text[300:]}]
+    message = message_of(text=text) if field == "text" else message_of(text=None, messages={"messages": turns})
+    with pytest.raises(ServiceError, match="is 1026 bytes, it must be at most 1024 bytes") as raised:
+        prompt_tokens(message, replace(FACTS, tokenizer=Untouchable()))
+    assert (raised.value.reason, raised.value.field) == (reasons.ERROR_REASON_OUT_OF_RANGE, field)
+
+
+def test_more_tokens_than_the_model_takes_are_refused_before_each_is_looked_at() -> None:
+    with pytest.raises(ServiceError, match="need 258 tokens, this model takes 256") as raised:
+        parse(message_of(text=None, tokenIds={"ids": [-1] * 257}))
+    assert raised.value.reason == reasons.ERROR_REASON_EXCEEDS_MODEL_LEN
 
 
 @pytest.mark.parametrize("fields", [{"text": "x"}, token_ids(7)])
