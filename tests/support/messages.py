@@ -6,7 +6,6 @@ from metronome.scheduler.v1 import scheduler_pb2, state_pb2
 from scheduler_service.convert import policy_message
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import COLUMN_NAMES, ExecutorState
-from support.states import NOW_US
 
 _LIMITS = tuple(field.name for field in state_pb2.ExecutorLimits.DESCRIPTOR.fields)
 _LATENCY = tuple(field.name for field in state_pb2.LatencyModel.DESCRIPTOR.fields)
@@ -19,7 +18,7 @@ def request_of(executor: ExecutorState, policy: Policy, *, explain: bool = False
         weight=[tenant.weight for tenant in executor.tenants],
         service=[tenant.service for tenant in executor.tenants],
     )
-    state = state_pb2.ClusterState(now_us=NOW_US, executors=[executor_message(executor)], tenants=tenants)
+    state = state_pb2.ClusterState(now_us=executor.now_us, executors=[executor_message(executor)], tenants=tenants)
     return scheduler_pb2.PlanRequest(state=state, policy=policy_message(policy), explain=explain)
 
 

@@ -23,6 +23,7 @@ from metronome_cli.commands.run import run
 from metronome_cli.commands.simulate import simulate
 from metronome_cli.commands.stack import down, status, up
 from metronome_cli.commands.state import state
+from metronome_cli.commands.timeline import timeline
 from metronome_cli.commands.verify import verify
 
 EXIT_FAILED = 1
@@ -35,7 +36,11 @@ def metronome() -> None:
     """Schedule LLM inference one iteration at a time: generate, look into an executor's books, ask for plans."""
 
 
-for command in (run, up, down, status, generate, chat, state, plan, explain, verify, replay, conformance, simulate):
+COMMANDS = (
+    *(run, up, down, status, generate, chat, state, plan, explain, verify, replay, timeline),
+    *(conformance, simulate),
+)
+for command in COMMANDS:
     metronome.add_command(command)
 
 
