@@ -39,6 +39,8 @@ from scheduler_service.core.policy import (
 )
 from scheduler_service.core.state import (
     COLUMN_NAMES,
+    NO_PREFIXES,
+    CachedPrefixes,
     ClusterState,
     ExecutorLimits,
     ExecutorState,
@@ -107,6 +109,9 @@ def _executor_from(message: state_pb2.ExecutorState, now_us: int, tenants: Tenan
         num_free_swap_blocks=message.num_free_swap_blocks,
         latency=latency,
         requests=requests_from(message.requests, f"{field}.requests"),
+        prefixes=_prefixes_from(message.cached_prefixes, f"{field}.cached_prefixes")
+        if message.HasField("cached_prefixes")
+        else NO_PREFIXES,
         tenants=tenants,
         draining=message.draining,
     )
@@ -128,6 +133,17 @@ def requests_from(message: state_pb2.RequestTable, field: str) -> Requests:
     if np.count_nonzero(cached_whole) > 0:
         requests.num_computed_tokens[cached_whole & (requests.num_output_tokens == 0)] -= 1
     return requests
+
+
+def _prefixes_from(message: state_pb2.CachedPrefixTable, field: str) -> CachedPrefixes:
+    num_free_blocks, parent = np.asarray(message.num_free_blocks), np.asarray(message.parent)
+    if len(parent) == 0:
+        parent = np.zeros(len(num_free_blocks))
+    if len(parent) != len(num_free_blocks):
+        lengths = {"length": str(len(parent)), "expected": str(len(num_free_blocks))}
+        description = f"has {len(parent)} rows, and num_free_blocks has {len(num_free_blocks)}"
+        raise StateError(f"{field}.parent", ErrorReason.COLUMN_LENGTH, description, lengths)
+    return CachedPrefixes(parent.astype(np.int64), num_free_blocks.astype(np.int64))
 
 
 def _columns_of(message: Any, names: Sequence[str], required: Sequence[str], field: str) -> list[NDArray[Any] | None]:

@@ -19,7 +19,14 @@ from scheduler_service.core.explain import explain
 from scheduler_service.core.placement import Placement, place
 from scheduler_service.core.plan import plan
 from scheduler_service.core.policy import Policy
-from scheduler_service.core.state import ClusterState, ExecutorLimits, ExecutorState, Requests, RequestStatus
+from scheduler_service.core.state import (
+    CachedPrefixes,
+    ClusterState,
+    ExecutorLimits,
+    ExecutorState,
+    Requests,
+    RequestStatus,
+)
 from scheduler_service.core.validate import validate
 
 UNUSED_SECONDS = 7 * 24 * 3600
@@ -37,6 +44,7 @@ def warm_up() -> None:
         limits=ExecutorLimits(max_num_batched_tokens=64, max_num_seqs=4, block_size=16, num_blocks=8, max_model_len=99),
         num_free_blocks=8,
         requests=_waiting(1, 2),
+        prefixes=CachedPrefixes(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)),
     )
     cluster, policy = ClusterState(now_us=1, executors=(executor,)), Policy()
     validate(cluster)

@@ -35,7 +35,7 @@ def cluster_state(snapshot: Snapshot, *, executor_id: str) -> pb.ClusterState:
 
 
 def executor_state(snapshot: Snapshot, *, executor_id: str) -> pb.ExecutorState:
-    return pb.ExecutorState(
+    state = pb.ExecutorState(
         executor_id=executor_id,
         iteration=snapshot.iteration,
         limits=_limits(snapshot.limits),
@@ -44,6 +44,10 @@ def executor_state(snapshot: Snapshot, *, executor_id: str) -> pb.ExecutorState:
         latency=None if snapshot.latency is None else _latency(snapshot.latency),
         requests=request_table(snapshot.columns),
     )
+    if snapshot.common_prefixes is not None:
+        state.cached_prefixes.parent.extend(snapshot.common_prefixes.parent.tolist())
+        state.cached_prefixes.num_free_blocks.extend(snapshot.common_prefixes.num_free_blocks.tolist())
+    return state
 
 
 def request_table(columns: dict[str, NDArray[Any]]) -> pb.RequestTable:

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.engine.books import NO_BLOCKS, SCHEDULER_COLUMNS, Books, Rows, Status
+from executor_service.engine.common_prefixes import CommonPrefixes, find_common
 from executor_service.engine.limits import Limits
 
 # What a snapshot adds to the columns of the books, under the names of the contract.
-SHARING_COLUMNS = ("num_shared_blocks", "next_block_hash")
+SHARING_COLUMNS = ("num_shared_blocks", "next_block_hash", "cached_prefix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Snapshot:
     tenants: tuple[str, ...]  # [num_tenants] names; `tenant` is an index into them
     tenant_service: NDArray[np.float64]  # [num_tenants] in tokens; see tenants.py
     columns: dict[str, NDArray[Any]]  # SCHEDULER_COLUMNS and SHARING_COLUMNS, [num_requests] each
+    common_prefixes: CommonPrefixes | None = None  # what `cached_prefix` points into
 
     @property
     def num_requests(self) -> int:
@@ -64,25 +66,34 @@ class Snapshot:
 
 def take(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The books as they stand between two passes, with everybody who is in them."""
-    return _as_they_stand(books, _columns_now(books)[1], now_us=now_us, latency=latency)
+    _, columns, common = _columns_now(books)
+    return _as_they_stand(books, columns, common, now_us=now_us, latency=latency)
 
 
 def take_to_plan(books: Books, *, now_us: int, latency: Latency | None) -> Snapshot:
     """The same without those whom another computes the prompt for."""
-    columns = _without_held(books, *_columns_now(books))
-    return _as_they_stand(books, columns, now_us=now_us, latency=latency)
+    rows, columns, common = _columns_now(books)
+    columns = _without_held(books, rows, columns)
+    return _as_they_stand(books, columns, common, now_us=now_us, latency=latency)
 
 
-def _columns_now(books: Books) -> tuple[Rows, dict[str, NDArray[Any]]]:
-    """The rows in use, and the columns of a snapshot for them."""
+def _columns_now(books: Books) -> tuple[Rows, dict[str, NDArray[Any]], CommonPrefixes | None]:
+    """The rows in use, the columns of a snapshot for them, and the prefixes that some have in common."""
     rows = books.rows()
     columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
     counts, all_known = books.block_pool.reference_counts_without(NO_BLOCKS), np.zeros(len(rows), dtype=np.int32)
-    _show_sharing(books, rows, columns, counts, soon={}, num_guessed=all_known)
-    return rows, columns
+    common = _show_sharing(books, rows, columns, counts, soon={}, num_guessed=all_known)
+    return rows, columns, common
 
 
-def _as_they_stand(books: Books, columns: dict[str, NDArray[Any]], *, now_us: int, latency: Latency | None) -> Snapshot:
+def _as_they_stand(
+    books: Books,
+    columns: dict[str, NDArray[Any]],
+    common: CommonPrefixes | None,
+    *,
+    now_us: int,
+    latency: Latency | None,
+) -> Snapshot:
     return Snapshot(
         iteration=books.iteration,
         now_us=now_us,
@@ -93,6 +104,7 @@ def _as_they_stand(books: Books, columns: dict[str, NDArray[Any]], *, now_us: in
         tenants=tuple(books.tenants.names),
         tenant_service=books.tenants.service,
         columns=columns,
+        common_prefixes=common,
     )
 
 
@@ -119,7 +131,7 @@ def project(
     soon = books.prefixes.published_by(rows, books["num_computed_tokens"][rows], num_known_tokens, books.block_tables)
     remaining = np.flatnonzero(projected["status"])
     columns = {name: column[remaining] for name, column in projected.items()}
-    _show_sharing(books, remaining, columns, counts, soon, num_guessed[remaining])
+    common = _show_sharing(books, remaining, columns, counts, soon, num_guessed[remaining])
     columns = _without_held(books, remaining, columns)
     return Snapshot(
         iteration=books.iteration + 1,
@@ -131,6 +143,7 @@ def project(
         tenants=tuple(books.tenants.names),
         tenant_service=books.tenants.service_after(*books.costs_of_pass(rows, num_tokens)),
         columns=columns,
+        common_prefixes=common,
     )
 
 
@@ -161,8 +174,8 @@ def _show_sharing(
     counts: NDArray[np.int32],
     soon: Mapping[bytes, int],
     num_guessed: NDArray[np.int32],
-) -> None:
-    """Add the SHARING_COLUMNS, and the cached prefixes of those that wait.
+) -> CommonPrefixes | None:
+    """Add the SHARING_COLUMNS, and the cached prefixes of those that wait. Returns those that some have in common.
 
     ``columns``, ``num_guessed``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by
     digest, what will have been published by then.
@@ -186,10 +199,13 @@ def _show_sharing(
         if prefixes[i] is not before:
             before, num_shared = prefixes[i], int(np.count_nonzero(counts[prefixes[i]]))
         shared[waiting[i]] = num_shared
+    columns["cached_prefix"] = np.zeros(len(rows), dtype=np.int32)
+    columns["cached_prefix"][waiting], common = find_common(prefixes, counts)
     next_block = columns["num_computed_tokens"] // block_size
     named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
     columns["next_block_hash"] = np.zeros(len(rows), dtype=np.int64)
     columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])
+    return common
 
 
 def _without_held(books: Books, rows: Rows, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -44,6 +44,7 @@ from scheduler_service.core.state import (
     LAST_RUN_ITERATION,
     TIMES_OVERTAKEN,
     NEXT_BLOCK_HASH,
+    CACHED_PREFIX,
 ) = range(len(COLUMN_NAMES))
 
 # More than any figure of a state, and half of what its type holds.
@@ -110,11 +111,14 @@ class Case(NamedTuple):
     """One executor's state and the policy.
 
     `requests`: int64 [num_columns, num_requests]. `rank`: [num_requests], what the policy orders by, the least first;
-    written by `rank.py` before anything else is decided. `weight`, `service`: [num_tenants].
+    written by `rank.py` before anything else is decided. `parent`, `num_free_of_prefix`: [num_prefixes], the columns of
+    the cached prefixes. `weight`, `service`: [num_tenants].
     """
 
     requests: IntArray
     rank: IntArray
+    parent: IntArray
+    num_free_of_prefix: IntArray
     weight: FloatArray
     service: FloatArray
     now_us: int
@@ -132,6 +136,8 @@ def case_of(executor: ExecutorState, policy: Policy) -> Case:
     return Case(
         matrix,
         np.zeros(matrix.shape[1], dtype=np.int64),
+        executor.prefixes.parent,
+        executor.prefixes.num_free_blocks,
         tenants.weight,
         tenants.service,
         executor.now_us,

@@ -6,7 +6,8 @@ A request fits if
   against it;
 - free blocks cover all that is held for it (`memory.tokens_to_hold`), beside what is held for all that run, load or
   enter before it, and beside what is kept free (`memory.kept_free`). So nobody starts on a first chunk that fits when
-  the whole prompt does not;
+  the whole prompt does not. Free blocks that one that enters before it would reuse too are taken up by that one
+  (`cached_prefixes.py`);
 - blocks have not run out in this very pass.
 """
 
@@ -15,13 +16,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from scheduler_service.core.cached_prefixes import blocks_taken_by, count_in, nobody_enters
 from scheduler_service.core.case import UNBOUNDED, Case, in_decode, rows_with
 from scheduler_service.core.chunking import chunk_wanted
 from scheduler_service.core.compiled import compiled, lean
 from scheduler_service.core.composition import TokensLeft, less, tokens_left
 from scheduler_service.core.eviction import RunningSet
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.memory import blocks_held, blocks_to_enter, kept_free
+from scheduler_service.core.memory import blocks_held, blocks_taken_up, kept_free
 from scheduler_service.core.rows import joined, total, zeros
 from scheduler_service.core.state import IntArray, RequestStatus
 
@@ -29,12 +31,12 @@ from scheduler_service.core.state import IntArray, RequestStatus
 class Room(NamedTuple):
     """What those on the device leave to the queue.
 
-    `num_blocks`: free ones, less `held`, which are held for those on the device. `num_prefills`: prefills that may
-    still join the pass.
+    `num_blocks`: free ones, less those that are held for those on the device. `num_prefills`: prefills that may still
+    join the pass. `num_users`: [num_prefixes] those that have entered, by the cached prefixes that they reuse.
     """
 
     on_device: IntArray
-    held: IntArray
+    num_users: IntArray
     num_blocks: int
     num_seqs: int
     num_prefills: int
@@ -51,13 +53,13 @@ def room_beside(running: RunningSet, case: Case) -> Room:
             if running.num_tokens[place] > 0 and not in_decode(case, kept[place]):
                 num_prefills -= 1
     loading = rows_with(RequestStatus.LOADING, case)
-    held_for_loading = zeros(len(loading))
-    for place in range(len(loading)):
-        held_for_loading[place] = blocks_held(case, loading[place])
+    num_blocks = running.num_blocks
+    for row in loading:
+        num_blocks -= blocks_held(case, row)
     return Room(
         joined(kept, loading),
-        joined(running.held, held_for_loading),
-        running.num_blocks - total(held_for_loading),
+        nobody_enters(case),
+        num_blocks,
         case.limits.max_num_seqs - len(kept) - len(loading),
         num_prefills,
         tokens_left(kept, running.num_tokens, case),
@@ -96,7 +98,7 @@ class _Phase(IntEnum):
 @compiled
 def claims_of(candidates: IntArray, room: Room, case: Case, admission: int) -> Claims:
     """The claims of the queue's head on the room that there is. `admission`: how blocks are held for them."""
-    num_tokens, num_blocks = zeros(len(candidates)), zeros(len(candidates))
+    num_tokens, num_blocks, num_users = zeros(len(candidates)), zeros(len(candidates)), room.num_users.copy()
     phase = _phase_open(candidates, room.tokens, case)
     left, left_to_phase = room.tokens.num_tokens, room.tokens.num_prefill_tokens
     if phase == _Phase.DECODES:
@@ -110,7 +112,7 @@ def claims_of(candidates: IntArray, room: Room, case: Case, admission: int) -> C
             granted = min(want, left_to_phase)
         elif not decodes:
             granted = min(granted, left_to_phase)
-        needed = blocks_to_enter(case, row, admission)
+        needed = blocks_taken_up(case, row, admission) - blocks_taken_by(case, row, num_users)
         free = left_blocks - kept_free(case, row, len(room.on_device) + place)
         missing = NOTHING
         if room.ran_out:
@@ -130,6 +132,7 @@ def claims_of(candidates: IntArray, room: Room, case: Case, admission: int) -> C
             return Claims(num_tokens[:place], num_blocks[:place], short)
         num_tokens[place], num_blocks[place] = granted, needed
         left_blocks -= needed
+        count_in(case, row, num_users)
         # What it wants and does not get is lost to those behind it, too.
         left -= want
         if phase != _Phase.ANY or not decodes:
@@ -153,18 +156,18 @@ def _phase_open(candidates: IntArray, left: TokensLeft, case: Case) -> int:
 @compiled
 def less_room(room: Room, entering: IntArray, claims: Claims, case: Case) -> Room:
     """What is left of it once these have entered, who are the first that made the claims."""
-    num_prefills, num_prefill_tokens, num_decode_tokens = 0, 0, 0
+    num_prefills, num_prefill_tokens, num_decode_tokens, num_users = 0, 0, 0, room.num_users.copy()
     for place in range(len(entering)):
+        count_in(case, entering[place], num_users)
         if in_decode(case, entering[place]):
             num_decode_tokens += claims.num_tokens[place]
         else:
             num_prefills += 1
             num_prefill_tokens += claims.num_tokens[place]
-    num_blocks = claims.num_blocks[: len(entering)]
     return Room(
         joined(room.on_device, entering),
-        joined(room.held, num_blocks),
-        room.num_blocks - total(num_blocks),
+        num_users,
+        room.num_blocks - total(claims.num_blocks[: len(entering)]),
         room.num_seqs - len(entering),
         room.num_prefills - num_prefills,
         less(room.tokens, num_prefill_tokens, num_decode_tokens),

@@ -15,14 +15,18 @@ ahead counts all drafts as right, and right or wrong they leave to the others th
 from __future__ import annotations
 
 from scheduler_service.core.admission import Entering
-from scheduler_service.core.case import NUM_BLOCKS, NUM_DRAFT_TOKENS, Case, in_decode, num_tokens
+from scheduler_service.core.case import NUM_DRAFT_TOKENS, Case, in_decode, num_tokens
 from scheduler_service.core.claims import Missing
 from scheduler_service.core.compiled import compiled, lean, rule
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.memory import blocks_for, tokens_to_hold
+from scheduler_service.core.memory import blocks_for, blocks_in_all
+from scheduler_service.core.policy import Admission
 from scheduler_service.core.rows import total
 from scheduler_service.core.state import IntArray
 from scheduler_service.core.work import most_outputs_left
+
+# Holds what the pass stores, and no more.
+_WATERMARK = int(Admission.WATERMARK)
 
 
 @compiled
@@ -71,8 +75,7 @@ def _have_drafts(running: IntArray, num_run: IntArray, case: Case) -> bool:
 @rule
 def _blocks_had(case: Case, row: int, is_backed: bool) -> int:
     """Blocks that it has in this pass without drafts, and those held for it if there are so many (`is_backed`)."""
-    stored = tokens_to_hold(case, row, case.policy.admission) if is_backed else num_tokens(case, row)
-    return max(blocks_for(stored, case.limits.block_size), case.requests[NUM_BLOCKS, row])
+    return blocks_in_all(case, row, case.policy.admission if is_backed else _WATERMARK)
 
 
 @rule

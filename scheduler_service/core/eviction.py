@@ -30,13 +30,11 @@ _OUT_OF_BLOCKS = int(Reason.EVICTED_OUT_OF_BLOCKS)
 class RunningSet(NamedTuple):
     """What becomes of the running requests: who stays, in order, with its tokens; who is evicted, in order, and why.
 
-    `held`: blocks that are held for each that stays, beside those that it has. `num_blocks`: those that are free once
-    the evicted have left, less all `held`.
+    `num_blocks`: blocks that are free once the evicted have left, less those that are held for those that stay.
     """
 
     kept: IntArray
     num_tokens: IntArray
-    held: IntArray
     evicted: IntArray
     why: int
     num_blocks: int
@@ -88,10 +86,9 @@ def without(
     num_blocks = case.num_free_blocks
     for row in evicted:
         num_blocks += blocks_alone(case, row)
-    held = zeros(len(kept))
-    for place in range(len(kept)):
-        held[place] = blocks_held(case, kept[place])
-    return RunningSet(kept, num_tokens, held, evicted, why, num_blocks - total(held), ran_out)
+    for row in kept:
+        num_blocks -= blocks_held(case, row)
+    return RunningSet(kept, num_tokens, evicted, why, num_blocks, ran_out)
 
 
 @compiled

@@ -7,7 +7,7 @@ stands, is written down here a second time, one request at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -37,7 +37,10 @@ Findings = Iterator[tuple[Invariant, tuple[int, ...], str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """A row of the state, with what follows from it. `rank`: what the policy orders by, the least first."""
+    """A row of the state, with what follows from it. `rank`: what the policy orders by, the least first.
+
+    `reused`: the cached prefixes in free blocks that it would reuse, each with the blocks that it adds.
+    """
 
     id: int
     status: RequestStatus
@@ -59,6 +62,7 @@ class RequestFacts:
     last_run: int
     times_overtaken: int
     next_block_hash: int
+    reused: Mapping[int, int]
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -143,13 +147,38 @@ class Facts:
         return [request for request in on_device if request.id not in self.evicted]
 
     def blocks_needed(self) -> int:
+        """Free blocks that the pass takes up."""
         block_size = self.limits.block_size
-        return sum(self.requests[i].new_blocks(n, block_size) for i, n in self.scheduled.items())
+        alone = sum(self.requests[i].new_blocks(n, block_size) for i, n in self.scheduled.items())
+        return alone - blocks_counted_twice(self.entering.values())
+
+    def blocks_held(self, requests: Collection[RequestFacts]) -> int:
+        """Free blocks that the policy holds for these, on the device or once they have entered."""
+        alone = sum(request.blocks_held(self.limits, self.policy) for request in requests)
+        return alone - blocks_counted_twice(requests)
 
     def blocks_free(self) -> int:
         """Free blocks once the evicted have left."""
         freed = sum(self.requests[i].num_blocks - self.requests[i].num_shared for i in self.evicted)
         return self.state.num_free_blocks + freed
+
+
+def blocks_counted_twice(requests: Iterable[RequestFacts]) -> int:
+    """Free blocks that several of these would reuse, each counted as often as there is one too many."""
+    seen: set[int] = set()
+    num_blocks = 0
+    for request in requests:
+        num_blocks += sum(blocks for prefix, blocks in request.reused.items() if prefix in seen)
+        seen |= request.reused.keys()
+    return num_blocks
+
+
+def _reused_prefixes(executor: ExecutorState, row: int) -> dict[int, int]:
+    prefix, reused = int(executor.requests.cached_prefix[row]), {}
+    while prefix > 0 and executor.requests.status[row] == RequestStatus.WAITING:
+        reused[prefix] = int(executor.prefixes.num_free_blocks[prefix - 1])
+        prefix = int(executor.prefixes.parent[prefix - 1])
+    return reused
 
 
 def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestFacts]:
@@ -186,6 +215,7 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
             last_run=int(table.last_run_iteration[row]),
             times_overtaken=int(table.times_overtaken[row]),
             next_block_hash=int(table.next_block_hash[row]),
+            reused=_reused_prefixes(executor, row),
         )
         requests[request.id] = request
     return requests

@@ -60,26 +60,31 @@ def tokens_to_hold(case: Case, row: int, admission: int) -> int:
 
 
 @lean
-def blocks_held(case: Case, row: int) -> int:
-    """Free blocks that are held for one on the device: no fewer than its pass takes, but for drafts."""
-    return new_blocks(case, row, tokens_to_hold(case, row, case.policy.admission))
+def blocks_in_all(case: Case, row: int, admission: int) -> int:
+    """Blocks of one on the device, with those that are held for it; for one in the queue, once it has entered."""
+    stored = tokens_to_hold(case, row, admission)
+    return max(blocks_for(stored, case.limits.block_size), case.requests[NUM_BLOCKS, row])
 
 
 @lean
-def blocks_to_enter(case: Case, row: int, admission: int) -> int:
-    """Free blocks that it takes up in all when it enters the running set, with those that are held for it.
+def blocks_held(case: Case, row: int) -> int:
+    """Free blocks that are held for one on the device: no fewer than its pass takes, but for drafts."""
+    return blocks_in_all(case, row, case.policy.admission) - case.requests[NUM_BLOCKS, row]
+
+
+@lean
+def blocks_taken_up(case: Case, row: int, admission: int) -> int:
+    """Free blocks that it takes up in all when it enters the running set, and gives back when it leaves it.
 
     A cached prefix that others hold is there already; the rest of it is among the free blocks and is used up.
     """
-    stored = tokens_to_hold(case, row, admission)
-    blocks = max(blocks_for(stored, case.limits.block_size), case.requests[NUM_BLOCKS, row])
-    return blocks - _shared_blocks(case, row)
+    return blocks_in_all(case, row, admission) - _shared_blocks(case, row)
 
 
 @rule
 def _shared_blocks(case: Case, row: int) -> int:
-    """Blocks of one in the queue that others hold. Swapped requests share nothing on the device."""
-    return case.requests[NUM_SHARED_BLOCKS, row] if case.requests[STATUS, row] == RequestStatus.WAITING else 0
+    """Blocks of it that others hold too. Swapped requests share nothing on the device."""
+    return 0 if case.requests[STATUS, row] == RequestStatus.SWAPPED else case.requests[NUM_SHARED_BLOCKS, row]
 
 
 @lean

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_service.core.cached_prefixes import blocks_taken_by, count_in, count_out
 from scheduler_service.core.case import (
     ID,
     TIMES_OVERTAKEN,
@@ -30,7 +31,7 @@ from scheduler_service.core.case import (
 )
 from scheduler_service.core.claims import Claims, Room, claims_of, less_room
 from scheduler_service.core.compiled import compiled, lean, rule
-from scheduler_service.core.memory import blocks_alone, blocks_for, blocks_to_enter, kept_free, new_blocks
+from scheduler_service.core.memory import blocks_for, blocks_in_all, blocks_taken_up, kept_free
 from scheduler_service.core.policy import Admission, HeadOfLine
 from scheduler_service.core.rows import count_up, joined, nowhere, those_at, those_where, zeros
 from scheduler_service.core.sorting import places_in_order
@@ -97,7 +98,8 @@ def _fit_alone(rows: IntArray, room: Room, case: Case, admission: int) -> BoolAr
         left = room.tokens.num_decode_tokens if decodes else room.tokens.num_prefill_tokens
         num_blocks = room.num_blocks - kept_free(case, row, len(room.on_device))
         has_slot = decodes or room.num_prefills > 0
-        fits[place] = left > 0 and has_slot and blocks_to_enter(case, row, admission) <= num_blocks
+        needed = blocks_taken_up(case, row, admission) - blocks_taken_by(case, row, room.num_users)
+        fits[place] = left > 0 and has_slot and needed <= num_blocks
     return fits
 
 
@@ -166,7 +168,7 @@ def _do_not_delay(rows: IntArray, fits: BoolArray, reservation: _Reservation, ca
     may_pass, num_blocks, num_seqs = fits.copy(), 0, 0
     for place in range(len(rows)):
         if fits[place] and not _ends_in_time(case, rows[place], reservation.start):
-            num_blocks += blocks_to_enter(case, rows[place], _RESERVE) + reservation.growth
+            num_blocks += blocks_taken_up(case, rows[place], _RESERVE) + reservation.growth
             num_seqs += 1
             may_pass[place] = num_blocks <= reservation.spare_blocks and num_seqs <= reservation.spare_seqs
     return may_pass
@@ -177,7 +179,7 @@ def _less_spare(reservation: _Reservation, passed: IntArray, case: Case) -> _Res
     num_blocks, num_seqs = 0, 0
     for row in passed:
         if not _ends_in_time(case, row, reservation.start):
-            num_blocks += blocks_to_enter(case, row, _RESERVE) + reservation.growth
+            num_blocks += blocks_taken_up(case, row, _RESERVE) + reservation.growth
             num_seqs += 1
     return _Reservation(
         reservation.start,
@@ -196,14 +198,16 @@ def _ends_in_time(case: Case, row: int, start: int) -> bool:
 @compiled
 def _reservation(candidates: IntArray, head: int, room: Room, case: Case) -> _Reservation:
     """When the head of the line starts, and what is spare then."""
-    first = candidates[head]
-    needed, num_left, place = blocks_to_enter(case, first, case.policy.admission), len(room.on_device), 0
-    soonest = _soonest_first(room.on_device, case)
+    first, num_users = candidates[head], room.num_users.copy()
+    needed = blocks_taken_up(case, first, case.policy.admission) - blocks_taken_by(case, first, num_users)
+    count_in(case, first, num_users)
+    num_left, place, soonest = len(room.on_device), 0, _soonest_first(room.on_device, case)
     start, free, seqs = 0, room.num_blocks - needed, room.num_seqs - 1
     while place < len(soonest) and (free < kept_free(case, first, num_left) or seqs < 0):
         row = room.on_device[soonest[place]]
         start = _passes(case, row, expected_outputs_left(case, row))
-        free += blocks_alone(case, row) + room.held[soonest[place]]
+        count_out(case, row, num_users)
+        free += blocks_taken_up(case, row, case.policy.admission) - blocks_taken_by(case, row, num_users)
         seqs += 1
         num_left -= 1
         place += 1
@@ -255,7 +259,7 @@ def _growth(room: Room, place: int, num_passes: int, case: Case) -> int:
     row = room.on_device[place]
     num_outputs = min(expected_outputs_left(case, row), num_passes)
     stored = max(num_tokens(case, row) + num_outputs - 1, 0)
-    return max(new_blocks(case, row, stored) - room.held[place], 0)
+    return max(blocks_for(stored, case.limits.block_size) - blocks_in_all(case, row, case.policy.admission), 0)
 
 
 @rule
@@ -266,4 +270,4 @@ def _passes(case: Case, row: int, num_outputs: int) -> int:
 
 @compiled
 def _with_blocks(room: Room, num_blocks: int) -> Room:
-    return Room(room.on_device, room.held, num_blocks, room.num_seqs, room.num_prefills, room.tokens, room.ran_out)
+    return Room(room.on_device, room.num_users, num_blocks, room.num_seqs, room.num_prefills, room.tokens, room.ran_out)

@@ -9,9 +9,9 @@
     6. schedule  who runs, in the policy's order, with the drafts that cost nobody anything; and the pass in figures
 
 The rules are told where they live, in this order: `rank.py`, `rejection.py`, `composition.py` and `chunking.py`,
-`eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py` and `passing.py`,
-`preemption.py`, `surge.py`, `drafts.py`. They are plain loops over the rows of a table, about one request at a time,
-which `compiled.py` makes machine code of; Python calls it once a plan.
+`eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py`,
+`cached_prefixes.py` and `passing.py`, `preemption.py`, `surge.py`, `drafts.py`. They are plain loops over the rows of a
+table, about one request at a time, which `compiled.py` makes machine code of; Python calls it once a plan.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_service.core.admission import Entering, enter
+from scheduler_service.core.cached_prefixes import blocks_taken_by, count_in
 from scheduler_service.core.case import PRIORITY, UNBOUNDED, Case
 from scheduler_service.core.claims import Room, room_beside
 from scheduler_service.core.compiled import compiled, lean
 from scheduler_service.core.composition import share_tokens
 from scheduler_service.core.eviction import RunningSet, without
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.memory import blocks_alone, blocks_to_enter, kept_free
+from scheduler_service.core.memory import blocks_taken_up, kept_free
 from scheduler_service.core.rows import mark, nowhere, those_at, those_where, zeros
 from scheduler_service.core.sorting import places_in_order
 from scheduler_service.core.state import IntArray
@@ -47,10 +48,10 @@ def make_way(
     victims = _outranked(stay.kept, waiting[0], case)
     if len(victims) == 0:
         return stay, entering
-    num_blocks = room.num_blocks
+    num_blocks, num_users = room.num_blocks, room.num_users.copy()
     for row in candidates[:head]:
-        num_blocks -= blocks_to_enter(case, row, case.policy.admission)
-    fewest = _fewest(stay, victims, waiting, num_blocks, room.num_seqs - head, case)
+        num_blocks -= _take_up(row, num_users, case)
+    fewest = _fewest(stay, victims, waiting, num_users, num_blocks, room.num_seqs - head, case)
     if fewest.num_leaving == 0:
         return stay, entering
     leaves = nowhere(len(stay.kept))
@@ -88,24 +89,38 @@ class _Fewest(NamedTuple):
 
 
 @lean
+def _take_up(row: int, num_users: IntArray, case: Case) -> int:
+    """Count one in that enters beside `num_users`. Returns the free blocks that it takes up."""
+    num_taken = blocks_taken_by(case, row, num_users)
+    count_in(case, row, num_users)
+    return blocks_taken_up(case, row, case.policy.admission) - num_taken
+
+
+@lean
 def _fewest(
-    stay: RunningSet, victims: IntArray, waiting: IntArray, num_blocks: int, num_seqs: int, case: Case
+    stay: RunningSet,
+    victims: IntArray,
+    waiting: IntArray,
+    num_users: IntArray,
+    num_blocks: int,
+    num_seqs: int,
+    case: Case,
 ) -> _Fewest:
     """How many of `victims` leave, and how many of `waiting` enter for it: as many as outrank all whom they need to go.
 
-    `num_blocks`, `num_seqs`: what there is for them already.
+    `num_blocks`, `num_seqs`: what there is for them already, beside `num_users`.
     """
     fewest = _Fewest(0, 0)
     need, freed, count, most_priority, least_rank = 0, 0, 0, -UNBOUNDED, case.rank[waiting[0]]
     for place in range(len(waiting)):
         row = waiting[place]
-        need += blocks_to_enter(case, row, case.policy.admission)
+        need += _take_up(row, num_users, case)
         kept = kept_free(case, row, case.limits.max_num_seqs - num_seqs + place)
         while freed < need + kept - num_blocks or count < 1 + place - num_seqs:
             if count == len(victims):
                 return fewest
             leaving = stay.kept[victims[count]]
-            freed += blocks_alone(case, leaving) + stay.held[victims[count]]
+            freed += blocks_taken_up(case, leaving, case.policy.admission)
             most_priority = max(most_priority, case.requests[PRIORITY, leaving])
             least_rank = case.rank[leaving] if count == 0 else min(least_rank, case.rank[leaving])
             count += 1

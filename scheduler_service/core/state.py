@@ -5,7 +5,8 @@
     └── executors: ExecutorState
         ├── limits: ExecutorLimits
         ├── latency: LatencyModel
-        └── requests: Requests     one matrix, one row a column of the request table
+        ├── requests: Requests     one matrix, one row a column of the request table
+        └── prefixes: CachedPrefixes
 
 Terms of a request with p prompt tokens, g output tokens and c computed tokens:
 
@@ -59,6 +60,7 @@ COLUMN_NAMES = (
     "last_run_iteration",
     "times_overtaken",
     "next_block_hash",
+    "cached_prefix",
 )
 
 
@@ -99,6 +101,7 @@ class Requests:
     last_run_iteration = _Column()
     times_overtaken = _Column()
     next_block_hash = _Column()
+    cached_prefix = _Column()
 
     def __init__(self, matrix: IntArray) -> None:
         self.matrix = np.ascontiguousarray(matrix)
@@ -116,6 +119,22 @@ class Requests:
 
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+
+
+class CachedPrefixes:
+    """Free blocks that several would reuse, as a tree: `CachedPrefixTable` in state.proto. int64 [num_prefixes]."""
+
+    __slots__ = ("num_free_blocks", "parent")
+
+    def __init__(self, parent: IntArray, num_free_blocks: IntArray) -> None:
+        self.parent = parent
+        self.num_free_blocks = num_free_blocks
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+NO_PREFIXES = CachedPrefixes(NO_ROWS, NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +221,7 @@ class ExecutorState:
     num_free_swap_blocks: int = 0
     latency: LatencyModel | None = None
     requests: Requests
+    prefixes: CachedPrefixes = NO_PREFIXES
     tenants: Tenants = NO_TENANTS
     draining: bool = False
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_service.core import case as columns
+from scheduler_service.core.cached_prefixes import MAX_DEPTH
 from scheduler_service.core.compiled import compiled, entry, rule
 from scheduler_service.core.errors import ErrorReason, StateError
 from scheduler_service.core.rows import zeros
 from scheduler_service.core.sorting import places_in_order
 from scheduler_service.core.state import (
     COLUMN_NAMES,
+    NO_ROWS,
     ClusterState,
     ExecutorLimits,
     ExecutorState,
@@ -62,11 +64,10 @@ def _validate_executor(executor: ExecutorState, num_tenants: int, field: str) ->
         raise out_of_range(f"{field}.num_free_swap_blocks", executor.num_free_swap_blocks)
     if executor.latency is not None:
         _validate_latency(executor.latency, field)
+    num_reused = _validate_prefixes(executor, field) if len(executor.prefixes) > 0 else NO_ROWS
     if len(executor.requests) > 0:
-        limits = executor.limits
-        table = examine(
-            executor.requests.matrix, num_tenants, limits.block_size, limits.num_blocks, limits.num_swap_blocks
-        )
+        limits, matrix = executor.limits, executor.requests.matrix
+        table = examine(matrix, num_reused, num_tenants, limits.block_size, limits.num_blocks, limits.num_swap_blocks)
         _refuse_fault(table.fault, executor.requests, f"{field}.requests")
         _validate_totals(table, executor, field)
 
@@ -80,6 +81,40 @@ def _validate_limits(limits: ExecutorLimits, field: str) -> None:
         raise out_of_range(f"{field}.limits.num_swap_blocks", limits.num_swap_blocks)
     if limits.max_num_waiting is not None and limits.max_num_waiting < 0:
         raise out_of_range(f"{field}.limits.max_num_waiting", limits.max_num_waiting)
+
+
+def _validate_prefixes(executor: ExecutorState, field: str) -> IntArray:
+    """Free blocks of each cached prefix and of those that it continues: [num_prefixes]."""
+    prefixes, field = executor.prefixes, f"{field}.cached_prefixes"
+    name, row, num_blocks = examine_prefixes(prefixes.parent, prefixes.num_free_blocks)
+    if row >= 0:
+        column = ("parent", "num_free_blocks")[name]
+        raise out_of_range(f"{field}.{column}[{row}]", int(getattr(prefixes, column)[row]))
+    num_all, num_free = int(prefixes.num_free_blocks.sum()), executor.num_free_blocks
+    if num_all > num_free:
+        raise _inconsistent(f"{field}.num_free_blocks", num_all, f"{num_free} blocks are free")
+    return num_blocks
+
+
+@entry
+def examine_prefixes(parent: IntArray, num_free_blocks: IntArray) -> tuple[int, int, IntArray]:
+    """The column (0, 1) and row of what is wrong first, row -1 if nothing is; and the blocks of each with its parents'.
+
+    A parent must stand before, and not too deep already.
+    """
+    depth, num_blocks = zeros(len(parent)), num_free_blocks.copy()
+    for row in range(len(parent)):
+        before = parent[row] - 1
+        if before >= row or before < -1:
+            return 0, row, num_blocks
+        if before >= 0:
+            depth[row] = depth[before] + 1
+            if depth[row] >= MAX_DEPTH:
+                return 0, row, num_blocks
+            num_blocks[row] += num_blocks[before]
+        if num_free_blocks[row] < 0:
+            return 1, row, num_blocks
+    return 0, -1, num_blocks
 
 
 def _validate_latency(latency: LatencyModel, field: str) -> None:
@@ -116,7 +151,7 @@ def validate_to_place(requests: Requests, num_tenants: int, field: str) -> None:
     if len(requests) == 0:
         return
     most = columns.UNBOUNDED
-    fault = examine(requests.matrix, num_tenants, 1, most, most).fault
+    fault = examine(requests.matrix, NO_ROWS, num_tenants, 1, most, most).fault
     # What is on no executor holds no blocks of one.
     if fault.check < _Check.MORE_BLOCKS_THAN_THERE_ARE:
         _refuse_fault(fault, requests, field)
@@ -139,6 +174,8 @@ class _Check(IntEnum):
     MORE_BLOCKS_THAN_THERE_ARE = 33
     MORE_SHARED_THAN_BLOCKS = 34
     LACKS_BLOCK = 35
+    UNKNOWN_PREFIX = 36
+    REUSES_MORE_THAN_IS_FREE = 37
     NONE = 99
 
 
@@ -162,11 +199,18 @@ class Table(NamedTuple):
 
 
 @entry
-def examine(requests: IntArray, num_tenants: int, block_size: int, num_blocks: int, num_swap_blocks: int) -> Table:
-    """Check every row. `requests`: int64 [num_columns, num_requests], not empty."""
+def examine(
+    requests: IntArray, num_reused: IntArray, num_tenants: int, block_size: int, num_blocks: int, num_swap_blocks: int
+) -> Table:
+    """Check every row. `requests`: int64 [num_columns, num_requests], not empty.
+
+    `num_reused`: [num_prefixes] free blocks of each cached prefix in all.
+    """
     check, at, num_on_device, num_held_blocks, num_swapped_blocks = _NONE, 0, 0, 0, 0
     for row in range(requests.shape[1]):
         failed = _check_row(requests, row, num_tenants, block_size, num_blocks, num_swap_blocks)
+        if failed == _NONE and requests[columns.CACHED_PREFIX, row] > 0:
+            failed = _check_prefix(requests, row, num_reused)
         if failed < check:
             check, at = failed, row
         status = requests[columns.STATUS, row]
@@ -210,6 +254,17 @@ def _check_row(
     if requests[columns.NUM_SHARED_BLOCKS, row] > blocks:
         return _Check.MORE_SHARED_THAN_BLOCKS
     return _Check.LACKS_BLOCK if num_computed > blocks * block_size else _Check.NONE
+
+
+@rule
+def _check_prefix(requests: IntArray, row: int, num_reused: IntArray) -> int:
+    """The same for one that names a cached prefix."""
+    prefix = requests[columns.CACHED_PREFIX, row]
+    if prefix > len(num_reused):
+        return _Check.UNKNOWN_PREFIX
+    num_alone = requests[columns.NUM_BLOCKS, row] - requests[columns.NUM_SHARED_BLOCKS, row]
+    waits = requests[columns.STATUS, row] == RequestStatus.WAITING
+    return _Check.REUSES_MORE_THAN_IS_FREE if waits and num_reused[prefix - 1] > num_alone else _NONE
 
 
 @compiled
@@ -270,6 +325,8 @@ _NAMED_CHECKS = {
     _Check.MORE_BLOCKS_THAN_THERE_ARE: ("num_blocks", ErrorReason.INCONSISTENT),
     _Check.MORE_SHARED_THAN_BLOCKS: ("num_shared_blocks", ErrorReason.INCONSISTENT),
     _Check.LACKS_BLOCK: ("num_blocks", ErrorReason.INCONSISTENT),
+    _Check.UNKNOWN_PREFIX: ("cached_prefix", ErrorReason.OUT_OF_RANGE),
+    _Check.REUSES_MORE_THAN_IS_FREE: ("cached_prefix", ErrorReason.INCONSISTENT),
 }
 
 

@@ -120,12 +120,12 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
     others = facts.stay() + [r for r in facts.entering.values() if r.id not in passing]
     chunk = facts.policy.chunk_size_tokens
     ends = sorted((ceil_div(r.lacks, chunk) + r.expected_left - 1, r.id) for r in others)
-    free = facts.blocks_free() - sum(r.blocks_held(facts.limits, facts.policy) for r in others)
-    free -= head.blocks_held(facts.limits, facts.policy)
     for start in [0, *(end for end, _ in ends)]:
-        ended = [facts.requests[i] for end, i in ends if end <= start]
-        spare = free + sum(_blocks_on_device(r, facts) for r in ended)
-        num_seqs = len(others) - len(ended)
+        go_on = [facts.requests[i] for end, i in ends if end > start]
+        ended = [facts.requests[i] for end, i in ends if end <= start and i not in facts.entering]
+        spare = facts.blocks_free() + sum(request.num_blocks - request.num_shared for request in ended)
+        spare -= facts.blocks_held([*go_on, head])
+        num_seqs = len(go_on)
         if spare < facts.kept_free(head, num_seqs) or num_seqs >= facts.limits.max_num_seqs:
             continue
         late = [r for r in behind if ceil_div(r.lacks, chunk) + r.most_left - 1 > start]
@@ -135,12 +135,6 @@ def _delays(head: RequestFacts, behind: list[RequestFacts], facts: Facts) -> Fin
             text = f"{late[0].id} passes {head.id}, which could start in {start} passes, and is still there"
             yield Invariant.NO_STARVATION, (head.id, late[0].id), text
         return
-
-
-def _blocks_on_device(request: RequestFacts, facts: Facts) -> int:
-    """What it holds alone when the plan is carried out, with what is held for it."""
-    held = request.blocks_held(facts.limits, facts.policy)
-    return held if request.id in facts.entering else request.num_blocks - request.num_shared + held
 
 
 def eviction_allowed(facts: Facts) -> Findings:

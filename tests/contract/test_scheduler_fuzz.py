@@ -140,6 +140,17 @@ def spoil_scalar(draw: st.DrawFn, request: Request) -> None:
     setattr(message, field.name, draw(NUMBERS[field.cpp_type]))
 
 
+def spoil_prefixes(draw: st.DrawFn, request: Request) -> None:
+    """Parents that are none, circles, too many blocks, unequal columns; and requests that name what is not."""
+    executor = executor_in(draw, request)
+    table = executor.cached_prefixes
+    column = draw(st.sampled_from([table.parent, table.num_free_blocks, executor.requests.cached_prefix]))
+    if draw(st.booleans()) and len(column) > 0:
+        column[draw(st.integers(0, len(column) - 1))] = draw(SMALL | number_for(column, request))
+    else:
+        column.append(draw(SMALL))
+
+
 def spoil_tenants(draw: st.DrawFn, request: Request) -> None:
     """Weights that are no weights, names twice, columns that do not fit, or more tenants than there are."""
     tenants = request.state.tenants
@@ -188,7 +199,16 @@ NUMBERS: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
 }
 
-SPOILS = [spoil_figure, spoil_figure, spoil_column, spoil_scalar, spoil_scalar, spoil_tenants, spoil_structure]
+SPOILS = [
+    spoil_figure,
+    spoil_figure,
+    spoil_column,
+    spoil_scalar,
+    spoil_scalar,
+    spoil_tenants,
+    spoil_prefixes,
+    spoil_structure,
+]
 
 
 @given(spoiled_requests())

@@ -59,6 +59,7 @@ class Request:
     deadline_us: int = 0
     times_overtaken: int = 0
     next_block_hash: int = 0
+    cached_prefix: int = 0
     stops_after: int = 0
 
 

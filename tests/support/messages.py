@@ -35,6 +35,9 @@ def executor_message(executor: ExecutorState) -> state_pb2.ExecutorState:
     )
     if executor.latency is not None:
         message.latency.CopyFrom(state_pb2.LatencyModel(**{name: getattr(executor.latency, name) for name in _LATENCY}))
+    if len(executor.prefixes) > 0:
+        message.cached_prefixes.parent.extend(executor.prefixes.parent.tolist())
+        message.cached_prefixes.num_free_blocks.extend(executor.prefixes.num_free_blocks.tolist())
     for name in COLUMN_NAMES:
         getattr(message.requests, name).extend(getattr(executor.requests, name).tolist())
     return message

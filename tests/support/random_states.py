@@ -17,7 +17,7 @@ from scheduler_service.core.policy import (
     Victim,
 )
 from scheduler_service.core.state import ExecutorState, RequestStatus
-from support.states import EVEN_TENANTS, LATENCY, NOW_US, TENANTS, Row, executor_of
+from support.states import EVEN_TENANTS, LATENCY, NOW_US, TENANTS, executor_of, share_prefixes
 
 BLOCK_SIZE = 16
 
@@ -64,8 +64,10 @@ def random_executor(random: Random, most_requests: int = 16) -> ExecutorState:
     held = sum(row["num_blocks"] - row["num_shared_blocks"] for row in on_device)
     in_swap = sum(row["num_blocks"] for row in rows if row["status"] == RequestStatus.SWAPPED)
     num_free = random.choice([0, 1, 2, 4, 8, 16])
+    prefixes = share_prefixes(rows, num_free, random.choice)
     return executor_of(
         *random.sample(rows, len(rows)),
+        prefixes=prefixes,
         block_size=BLOCK_SIZE,
         max_num_seqs=max(len(on_device) + random.choice([0, 0, 1, 2, 4]), 1),
         max_num_batched_tokens=random.choice([2, 8, 32, 64, 256]),
@@ -80,7 +82,7 @@ def random_executor(random: Random, most_requests: int = 16) -> ExecutorState:
     )
 
 
-def _row(random: Random, id: int, status: RequestStatus) -> Row:
+def _row(random: Random, id: int, status: RequestStatus) -> dict[str, int]:
     num_prompt, max_output = random.randint(1, 60), random.randint(1, 60)
     num_output = 0
     if status is not RequestStatus.WAITING or random.random() < 0.2:
@@ -88,7 +90,7 @@ def _row(random: Random, id: int, status: RequestStatus) -> Row:
     ran_before = status is RequestStatus.SWAPPED or (status is RequestStatus.WAITING and num_output > 0)
     num_computed = max(num_prompt + num_output - (1 if num_output else random.randint(1, num_prompt)), 0)
     if status is RequestStatus.WAITING:
-        num_computed = random.choice([0, 0, BLOCK_SIZE]) if num_prompt > BLOCK_SIZE else 0
+        num_computed = random.choice([0, *range(0, num_prompt, BLOCK_SIZE)])
     num_blocks = -(-num_computed // BLOCK_SIZE)
     return {
         "id": id,

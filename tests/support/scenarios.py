@@ -12,8 +12,9 @@
     evict      2 RECOMPUTE (EVICTED_OUT_OF_BLOCKS)
 
 `executor` takes sizes (block_size 16, 8 places, a budget of 64 tokens and a model length of 256 unless said), `policy`
-takes settings of policy.proto, `latency` figures of a latency model, `tenant` the weight and service of one, from 0;
-the table has the columns that matter, by the names in `COLUMNS`; arrival and deadline are milliseconds, now being 1000.
+takes settings of policy.proto, `latency` figures of a latency model, `tenant` the weight and service of one, from 0,
+`prefix` the free blocks of a cached prefix, from 1, and which one it continues, if any; the table has the columns that
+matter, by the names in `COLUMNS`; arrival and deadline are milliseconds, now being 1000.
 Commands: `plan`, `explain`, and `run`, which plays the state to its end on the arithmetic executor, 10 ms an iteration,
 and prints a line an iteration.
 """
@@ -54,6 +55,7 @@ COLUMNS = {
     "deadline": "deadline_us",
     "overtaken": "times_overtaken",
     "next_hash": "next_block_hash",
+    "prefix": "cached_prefix",
 }
 
 
@@ -74,6 +76,7 @@ def parse(text: str) -> Scenario:
     settings: dict[str, Any] = {}
     latency: dict[str, float] = {}
     tenants: list[Tenant] = []
+    prefixes: list[tuple[int, int]] = []
     names: list[str] = []
     rows: list[dict[str, int]] = []
     for line in preamble.splitlines():
@@ -89,12 +92,15 @@ def parse(text: str) -> Scenario:
         elif words[0] == "tenant":
             figures = {name: float(value) for name, value in _settings(words[1:])}
             tenants.append(Tenant(name=f"tenant-{len(tenants)}", **figures))
+        elif words[0] == "prefix":
+            numbers = {name: int(value) for name, value in _settings(words[1:])}
+            prefixes.append((numbers.get("continues", 0), numbers["free_blocks"]))
         elif not names:
             names = words
         else:
             rows.append(_row(dict(zip(names, words, strict=True))))
     model = LatencyModel(**latency) if latency else None
-    state = executor_of(*rows, **sizes, latency=model, tenants=Tenants.of(*tenants))
+    state = executor_of(*rows, **sizes, latency=model, tenants=Tenants.of(*tenants), prefixes=prefixes)
     commands = tuple(command.splitlines()[0] for command in rest)
     return Scenario(preamble=preamble, state=state, policy=Policy(**settings), commands=commands)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from scheduler_service.core.facts import RequestFacts, ceil_div, request_facts
+from scheduler_service.core.facts import RequestFacts, blocks_counted_twice, ceil_div, request_facts
 from scheduler_service.core.policy import Admission, Policy, Preemption
 from scheduler_service.core.state import ExecutorState, RequestStatus
 
@@ -118,10 +118,11 @@ class SimplePlanner:
         num_running = len(stay) + len(self.loading())
         num_prefills = sum(not request.in_decode and tokens[request.id] > 0 for request in stay)
         most_prefills = self.policy.max_num_partial_prefills or self.limits.max_num_seqs + len(self.requests)
-        entered = []
+        entered: list[RequestFacts] = []
         for request in queue:
             num_prefills += not request.in_decode
-            need = request.blocks_held(self.limits, self.policy)
+            shared = blocks_counted_twice([*entered, request]) - blocks_counted_twice(entered)
+            need = request.blocks_held(self.limits, self.policy) - shared
             if num_running >= self.limits.max_num_seqs or left <= 0 or num_prefills > most_prefills:
                 break
             if need > self.free - self.kept_free(request, num_running):
@@ -131,8 +132,8 @@ class SimplePlanner:
             left -= tokens[request.id]
             self.free -= need
             num_running += 1
-            entered.append(request.id)
-        return entered
+            entered.append(request)
+        return [request.id for request in entered]
 
     def loading(self) -> list[RequestFacts]:
         return [request for request in self.requests if request.status is RequestStatus.LOADING]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from scheduler_service.core.policy import (
 from scheduler_service.core.state import (
     COLUMN_NAMES,
     NO_TENANTS,
+    CachedPrefixes,
     ClusterState,
     ExecutorLimits,
     ExecutorState,
@@ -78,7 +79,8 @@ def loading(id: int, **columns: int) -> Row:
 def executor_of(*rows: Row, **settings: Any) -> ExecutorState:
     """An executor with these requests: 8 places, a budget of 64 tokens, blocks of 16 tokens, 64 of them.
 
-    `settings`: fields of ExecutorLimits and ExecutorState. Free blocks are those that no row holds, unless given.
+    `settings`: fields of ExecutorLimits and ExecutorState; `prefixes` as rows (parent, free blocks). Free blocks are
+    those that no row holds, unless given.
     """
     limits = {
         "max_num_batched_tokens": 64,
@@ -101,7 +103,13 @@ def executor_of(*rows: Row, **settings: Any) -> ExecutorState:
         "num_free_blocks": limits["num_blocks"] - held,
         "num_free_swap_blocks": limits["num_swap_blocks"] - in_swap,
     }
-    return ExecutorState(limits=ExecutorLimits(**limits), requests=requests, **(fields | settings))
+    prefixes = np.array(settings.pop("prefixes", ()), dtype=np.int64).reshape(-1, 2)
+    return ExecutorState(
+        limits=ExecutorLimits(**limits),
+        requests=requests,
+        prefixes=CachedPrefixes(prefixes[:, 0].copy(), prefixes[:, 1].copy()),
+        **(fields | settings),
+    )
 
 
 def cluster_of(*executors: ExecutorState) -> ClusterState:
@@ -181,6 +189,25 @@ def request_rows(draw: st.DrawFn, id: int, block_size: int) -> dict[str, int]:
     }
 
 
+def share_prefixes(
+    rows: Sequence[dict[str, int]], num_free: int, choose: Callable[[Sequence[int]], int]
+) -> list[tuple[int, int]]:
+    """Give some of those that wait cached prefixes in common, in so many free blocks. Returns them as rows."""
+    prefixes: list[tuple[int, int]] = []
+    num_reused = [0]
+    for _ in range(choose([0, 0, 1, 3])):
+        num_blocks = min(choose([0, 1, 1, 2]), num_free)
+        num_free -= num_blocks
+        parent = choose(range(len(num_reused)))
+        prefixes.append((parent, num_blocks))
+        num_reused.append(num_reused[parent] + num_blocks)
+    for row in rows:
+        if row["status"] == RequestStatus.WAITING:
+            alone = row["num_blocks"] - row["num_shared_blocks"]
+            row["cached_prefix"] = choose([prefix for prefix, count in enumerate(num_reused) if count <= alone])
+    return prefixes
+
+
 @st.composite
 def executors(draw: st.DrawFn) -> ExecutorState:
     """Any valid state of up to twelve requests, crowded more often than not."""
@@ -192,9 +219,11 @@ def executors(draw: st.DrawFn) -> ExecutorState:
     in_swap = sum(row["num_blocks"] for row in rows if row["status"] == RequestStatus.SWAPPED)
     on_device = [row["num_blocks"] for row in rows if row["status"] != RequestStatus.SWAPPED]
     free = draw(st.integers(0, 12))
+    prefixes = share_prefixes(rows, free, lambda choices: draw(st.sampled_from(choices)))
     free_swap = draw(st.integers(0, 8))
     return executor_of(
         *rows,
+        prefixes=prefixes,
         block_size=block_size,
         max_num_seqs=max(len(device) + draw(st.integers(0, 4)), 1),
         max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 32, 512])),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, state_pb2
-from metronome_conformance.rows import LOADING, RUNNING, SWAPPED, WAITING, Row, rows_of
+from metronome_conformance.rows import LOADING, RUNNING, SWAPPED, WAITING, Row, blocks_counted_twice, rows_of
 
 DEFAULT_CHUNK_SIZE = 512
 DEFAULT_MAX_TIMES_OVERTAKEN = 16
@@ -129,6 +129,7 @@ def _batch_limits(case: _Case) -> Iterator[str]:
 
 def _blocks(case: _Case) -> Iterator[str]:
     needed = sum(case.blocks_for(id, num_tokens) for id, num_tokens in case.scheduled.items())
+    needed -= blocks_counted_twice(case.state, case.entering.values())
     freed = sum(case.rows[id].num_blocks - case.rows[id].num_shared_blocks for id in case.evicted)
     free = case.state.num_free_blocks + freed
     if needed > free:
@@ -209,7 +210,9 @@ def _evictions(case: _Case) -> Iterator[str]:
     if case.policy.preemption == policy_pb2.PREEMPTION_NEVER:
         yield "9: somebody is evicted, and the policy never evicts"
     if not (case.for_priority and case.entering):
-        wanted = sum(case.blocks_for(row.id, row.most_tokens(case.chunk_size)) for row in case.those(RUNNING))
+        # Nobody is evicted for the drafts of another.
+        running = case.those(RUNNING)
+        wanted = sum(case.blocks_for(row.id, min(row.num_lacking, case.chunk_size)) for row in running)
         if wanted <= case.state.num_free_blocks:
             free = case.state.num_free_blocks
             yield f"9: all that run need {wanted} blocks, {free} are free, and somebody is evicted"

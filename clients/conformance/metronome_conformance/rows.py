@@ -5,6 +5,7 @@ Written from the comments of state.proto alone, so that it can judge any schedul
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metronome.scheduler.v1 import state_pb2
@@ -39,6 +40,7 @@ class Row:
     last_run_iteration: int
     times_overtaken: int
     next_block_hash: int
+    cached_prefix: int
 
     @property
     def order(self) -> tuple[int, int]:
@@ -86,6 +88,34 @@ class Row:
         """Whether an empty executor could finish it: the newest token needs no block."""
         blocks = -(-(self.longest() - 1) // limits.block_size)
         return blocks <= limits.num_blocks and self.longest() <= limits.max_model_len
+
+
+def reused_prefixes(state: state_pb2.ExecutorState, row: Row) -> dict[int, int]:
+    """The cached prefixes in free blocks that one that waits would reuse, each with the blocks that it adds.
+
+    Raises ValueError for one that is not there, or does not stand behind the one that it continues.
+    """
+    table, reused, prefix = state.cached_prefixes, dict[int, int](), row.cached_prefix
+    while prefix and row.status == WAITING:
+        if not 0 < prefix <= len(table.num_free_blocks):
+            raise ValueError(f"request {row.id} names the cached prefix {prefix} of {len(table.num_free_blocks)}")
+        parent = table.parent[prefix - 1] if table.parent else 0
+        if parent >= prefix:
+            raise ValueError(f"cached prefix {prefix} continues {parent}, which does not stand before it")
+        reused[prefix] = table.num_free_blocks[prefix - 1]
+        prefix = parent
+    return reused
+
+
+def blocks_counted_twice(state: state_pb2.ExecutorState, rows: Iterable[Row]) -> int:
+    """Free blocks that several of these would reuse, each counted as often as there is one too many."""
+    seen: set[int] = set()
+    num_blocks = 0
+    for row in rows:
+        reused = reused_prefixes(state, row)
+        num_blocks += sum(blocks for prefix, blocks in reused.items() if prefix in seen)
+        seen |= reused.keys()
+    return num_blocks
 
 
 def rows_of(table: state_pb2.RequestTable) -> dict[int, Row]:

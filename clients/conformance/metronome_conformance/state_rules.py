@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from metronome.scheduler.v1 import plan_pb2, state_pb2
 from metronome_conformance.planner import Planned
-from metronome_conformance.rows import LOADING, RUNNING, SWAPPED, WAITING, Row, rows_of
+from metronome_conformance.rows import LOADING, RUNNING, SWAPPED, WAITING, Row, reused_prefixes, rows_of
 
 
 def state_faults(state: state_pb2.ExecutorState) -> Iterator[str]:
@@ -32,6 +32,7 @@ def state_faults(state: state_pb2.ExecutorState) -> Iterator[str]:
         yield "an id stands twice"
     for row in rows.values():
         yield from _row_faults(row, limits)
+    yield from _prefix_faults(state, rows)
     for name, free, all_blocks, statuses in (
         ("device", state.num_free_blocks, limits.num_blocks, (RUNNING, LOADING)),
         ("swap", state.num_free_swap_blocks, limits.num_swap_blocks, (SWAPPED,)),
@@ -39,6 +40,22 @@ def state_faults(state: state_pb2.ExecutorState) -> Iterator[str]:
         alone = sum(row.num_blocks - row.num_shared_blocks for row in rows.values() if row.status in statuses)
         if not 0 <= free <= all_blocks or alone + free > all_blocks:
             yield f"{alone} {name} blocks are held and {free} free, of {all_blocks}"
+
+
+def _prefix_faults(state: state_pb2.ExecutorState, rows: dict[int, Row]) -> Iterator[str]:
+    """Free blocks that several would reuse are free, told of once, and among those of whoever would reuse them."""
+    num_blocks = sum(state.cached_prefixes.num_free_blocks)
+    if num_blocks > state.num_free_blocks:
+        yield f"cached prefixes have {num_blocks} free blocks, and {state.num_free_blocks} are free"
+    try:
+        reused = {id: sum(reused_prefixes(state, row).values()) for id, row in rows.items()}
+    except ValueError as error:
+        yield str(error)
+        return
+    for id, count in reused.items():
+        alone = rows[id].num_blocks - rows[id].num_shared_blocks
+        if count > alone:
+            yield f"request {id} would reuse {count} free blocks with others, and {alone} in all"
 
 
 def _row_faults(row: Row, limits: state_pb2.ExecutorLimits) -> Iterator[str]:

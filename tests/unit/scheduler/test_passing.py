@@ -13,7 +13,7 @@ from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
 from scheduler_service.core.state import ExecutorLimits, RequestStatus
 from support.arithmetic_executor import ArithmeticExecutor
-from support.states import EVEN_TENANTS, executor_of, running, waiting
+from support.states import EVEN_TENANTS, Row, executor_of, running, swapped, waiting
 
 SKIP = Policy(head_of_line=HeadOfLine.SKIP, watermark=0)
 BACKFILL = Policy(head_of_line=HeadOfLine.BACKFILL, watermark=0)
@@ -90,6 +90,37 @@ def test_backfill_lets_pass_what_ends_before_the_head_starts() -> None:
         plan = plan_executor(state, BACKFILL)
         assert plan.admit.id.tolist() == admitted
         assert plan.admit.reason.tolist() == [Reason.BACKFILLED] * len(admitted)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        swapped(1, num_prompt_tokens=64, max_output_tokens=3),
+        waiting(1, num_prompt_tokens=65, num_computed_tokens=64, num_blocks=4, max_output_tokens=3),
+    ],
+    ids=["swapped", "cached"],
+)
+def test_backfill_counts_what_one_that_enters_gives_back_once(before: Row) -> None:
+    # When 1 has ended its 5 blocks are free again, and the head may have all but 2 of the 10. 3 takes 3, for longer.
+    rows = [before, waiting(2, num_prompt_tokens=128, max_output_tokens=1)]
+    state = executor_of(*rows, waiting(3, num_prompt_tokens=40, max_output_tokens=9), num_blocks=10, num_swap_blocks=4)
+    plan = plan_executor(state, BACKFILL)
+    assert [*plan.resume.id, *plan.admit.id] == [1]
+
+
+def test_backfill_lets_the_head_find_what_others_reuse_too() -> None:
+    # 1 and the head have 4 cached blocks in common. When 2 has ended 1 still holds them: the head needs 7 others, of 9.
+    # So who passes and stays longer than 2 may have 2 blocks, although the head would need all 11 once 1 has ended too.
+    common = {"num_prompt_tokens": 65, "num_computed_tokens": 64, "num_blocks": 4, "cached_prefix": 1}
+    rows = [
+        waiting(1, **common, max_output_tokens=40),
+        waiting(2, num_prompt_tokens=64, max_output_tokens=2),
+        waiting(3, **{**common, "num_prompt_tokens": 170}, max_output_tokens=1),
+    ]
+    late, soon = waiting(4, num_prompt_tokens=20, max_output_tokens=30), waiting(4, max_output_tokens=1)
+    for passing, admitted in ((late, [1, 2]), (soon, [1, 2, 4])):
+        state = executor_of(*rows, passing, num_blocks=14, max_num_batched_tokens=256, prefixes=[(0, 4)])
+        assert plan_executor(state, BACKFILL).admit.id.tolist() == admitted
 
 
 def test_backfill_lets_pass_what_is_spare_beside_the_head() -> None:

@@ -50,6 +50,20 @@ def refused(cluster: ClusterState) -> tuple[str, ErrorReason]:
         ([running(1), loading(2)], {"max_num_seqs": 1}, "limits.max_num_seqs", INCONSISTENT),
         ([running(1)], {"num_free_blocks": 64}, "num_free_blocks", INCONSISTENT),
         ([swapped(1)], {"num_swap_blocks": 2, "num_free_swap_blocks": 2}, "num_free_swap_blocks", INCONSISTENT),
+        ([], {"prefixes": [(0, 1), (3, 1), (1, 1)]}, "cached_prefixes.parent[1]", RANGE),
+        ([], {"prefixes": [(1, 1)]}, "cached_prefixes.parent[0]", RANGE),
+        ([], {"prefixes": [(0, 1), (-1, 1)]}, "cached_prefixes.parent[1]", RANGE),
+        ([], {"prefixes": [(row, 0) for row in range(33)]}, "cached_prefixes.parent[32]", RANGE),
+        ([], {"prefixes": [(0, 1), (0, -1)]}, "cached_prefixes.num_free_blocks[1]", RANGE),
+        ([], {"prefixes": [(0, 40), (1, 25)]}, "cached_prefixes.num_free_blocks", INCONSISTENT),
+        ([waiting(1, cached_prefix=1)], {}, "requests.cached_prefix[0]", RANGE),
+        ([waiting(1), waiting(2, cached_prefix=-1)], {"prefixes": [(0, 1)]}, "requests.cached_prefix[1]", RANGE),
+        (
+            [waiting(1, num_blocks=3, num_shared_blocks=1, cached_prefix=2)],
+            {"prefixes": [(0, 1), (1, 2)]},
+            "requests.cached_prefix[0]",
+            INCONSISTENT,
+        ),
     ],
 )
 def test_the_field_at_fault_is_named(

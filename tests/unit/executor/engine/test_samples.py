@@ -69,10 +69,11 @@ def test_a_long_prompt_is_computed_in_chunks_by_one(scope: PrefixScope) -> None:
     assert_right(served, ids, prompt_of(100), 5)
 
 
+@pytest.mark.parametrize("num_blocks", [10, 32])
 @pytest.mark.parametrize("length", [10, 16, 40])
-def test_answers_of_one_token_compute_the_prompt_once_too(length: int) -> None:
-    """The first has ended when the others begin, and its blocks are free."""
-    served = engine_on_tokens(limits_of(num_blocks=32))
+def test_answers_of_one_token_compute_the_prompt_once_too(length: int, num_blocks: int) -> None:
+    """The first has ended when the others begin, and its blocks are free: these take them up together."""
+    served = engine_on_tokens(limits_of(num_blocks=num_blocks))
     ids = served.submit_samples(prompt_of(length), 1, 8)
     served.run()
     assert num_prefill_tokens(served) == length + 7

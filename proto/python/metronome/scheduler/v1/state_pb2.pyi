@@ -41,7 +41,7 @@ class TenantTable(_message.Message):
     def __init__(self, name: _Optional[_Iterable[str]] = ..., weight: _Optional[_Iterable[float]] = ..., service: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ExecutorState(_message.Message):
-    __slots__ = ("executor_id", "iteration", "limits", "num_free_blocks", "num_free_swap_blocks", "latency", "requests", "draining")
+    __slots__ = ("executor_id", "iteration", "limits", "num_free_blocks", "num_free_swap_blocks", "latency", "requests", "draining", "cached_prefixes")
     EXECUTOR_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ExecutorState(_message.Message):
     LATENCY_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     executor_id: str
     iteration: int
     limits: ExecutorLimits
@@ -58,7 +59,8 @@ class ExecutorState(_message.Message):
     latency: LatencyModel
     requests: RequestTable
     draining: bool
-    def __init__(self, executor_id: _Optional[str] = ..., iteration: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., num_free_blocks: _Optional[int] = ..., num_free_swap_blocks: _Optional[int] = ..., latency: _Optional[_Union[LatencyModel, _Mapping]] = ..., requests: _Optional[_Union[RequestTable, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    cached_prefixes: CachedPrefixTable
+    def __init__(self, executor_id: _Optional[str] = ..., iteration: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., num_free_blocks: _Optional[int] = ..., num_free_swap_blocks: _Optional[int] = ..., latency: _Optional[_Union[LatencyModel, _Mapping]] = ..., requests: _Optional[_Union[RequestTable, _Mapping]] = ..., draining: _Optional[bool] = ..., cached_prefixes: _Optional[_Union[CachedPrefixTable, _Mapping]] = ...) -> None: ...
 
 class ExecutorLimits(_message.Message):
     __slots__ = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_blocks", "num_swap_blocks", "max_model_len", "max_num_waiting")
@@ -94,8 +96,16 @@ class LatencyModel(_message.Message):
     relative_error: float
     def __init__(self, pass_us: _Optional[float] = ..., prefill_token_us: _Optional[float] = ..., decode_request_us: _Optional[float] = ..., kv_token_us: _Optional[float] = ..., swap_block_us: _Optional[float] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
+class CachedPrefixTable(_message.Message):
+    __slots__ = ("parent", "num_free_blocks")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    parent: _containers.RepeatedScalarFieldContainer[int]
+    num_free_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parent: _Optional[_Iterable[int]] = ..., num_free_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class RequestTable(_message.Message):
-    __slots__ = ("id", "status", "arrival_time_us", "priority", "tenant", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "max_output_tokens", "expected_output_tokens", "num_draft_tokens", "deadline_us", "num_blocks", "num_shared_blocks", "num_preemptions", "last_run_iteration", "times_overtaken", "next_block_hash")
+    __slots__ = ("id", "status", "arrival_time_us", "priority", "tenant", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "max_output_tokens", "expected_output_tokens", "num_draft_tokens", "deadline_us", "num_blocks", "num_shared_blocks", "num_preemptions", "last_run_iteration", "times_overtaken", "next_block_hash", "cached_prefix")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_TIME_US_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +124,7 @@ class RequestTable(_message.Message):
     LAST_RUN_ITERATION_FIELD_NUMBER: _ClassVar[int]
     TIMES_OVERTAKEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PREFIX_FIELD_NUMBER: _ClassVar[int]
     id: _containers.RepeatedScalarFieldContainer[int]
     status: _containers.RepeatedScalarFieldContainer[RequestStatus]
     arrival_time_us: _containers.RepeatedScalarFieldContainer[int]
@@ -132,4 +143,5 @@ class RequestTable(_message.Message):
     last_run_iteration: _containers.RepeatedScalarFieldContainer[int]
     times_overtaken: _containers.RepeatedScalarFieldContainer[int]
     next_block_hash: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RequestStatus, str]]] = ..., arrival_time_us: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[int]] = ..., tenant: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_output_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., max_output_tokens: _Optional[_Iterable[int]] = ..., expected_output_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., deadline_us: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., num_shared_blocks: _Optional[_Iterable[int]] = ..., num_preemptions: _Optional[_Iterable[int]] = ..., last_run_iteration: _Optional[_Iterable[int]] = ..., times_overtaken: _Optional[_Iterable[int]] = ..., next_block_hash: _Optional[_Iterable[int]] = ...) -> None: ...
+    cached_prefix: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RequestStatus, str]]] = ..., arrival_time_us: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[int]] = ..., tenant: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., num_output_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., max_output_tokens: _Optional[_Iterable[int]] = ..., expected_output_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., deadline_us: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., num_shared_blocks: _Optional[_Iterable[int]] = ..., num_preemptions: _Optional[_Iterable[int]] = ..., last_run_iteration: _Optional[_Iterable[int]] = ..., times_overtaken: _Optional[_Iterable[int]] = ..., next_block_hash: _Optional[_Iterable[int]] = ..., cached_prefix: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file metronome/scheduler/v1/state.proto.
  */
 export const file_metronome_scheduler_v1_state: GenFile = /*@__PURE__*/
-  fileDesc("CiJtZXRyb25vbWUvc2NoZWR1bGVyL3YxL3N0YXRlLnByb3RvEhZtZXRyb25vbWUuc2NoZWR1bGVyLnYxIo4BCgxDbHVzdGVyU3RhdGUSDgoGbm93X3VzGAEgASgDEjgKCWV4ZWN1dG9ycxgCIAMoCzIlLm1ldHJvbm9tZS5zY2hlZHVsZXIudjEuRXhlY3V0b3JTdGF0ZRI0Cgd0ZW5hbnRzGAMgASgLMiMubWV0cm9ub21lLnNjaGVkdWxlci52MS5UZW5hbnRUYWJsZSI8CgtUZW5hbnRUYWJsZRIMCgRuYW1lGAEgAygJEg4KBndlaWdodBgCIAMoARIPCgdzZXJ2aWNlGAMgAygBIqcCCg1FeGVjdXRvclN0YXRlEhMKC2V4ZWN1dG9yX2lkGAEgASgJEhEKCWl0ZXJhdGlvbhgCIAEoAxI2CgZsaW1pdHMYAyABKAsyJi5tZXRyb25vbWUuc2NoZWR1bGVyLnYxLkV4ZWN1dG9yTGltaXRzEhcKD251bV9mcmVlX2Jsb2NrcxgEIAEoBRIcChRudW1fZnJlZV9zd2FwX2Jsb2NrcxgFIAEoBRI1CgdsYXRlbmN5GAYgASgLMiQubWV0cm9ub21lLnNjaGVkdWxlci52MS5MYXRlbmN5TW9kZWwSNgoIcmVxdWVzdHMYByABKAsyJC5tZXRyb25vbWUuc2NoZWR1bGVyLnYxLlJlcXVlc3RUYWJsZRIQCghkcmFpbmluZxgIIAEoCCLQAQoORXhlY3V0b3JMaW1pdHMSHgoWbWF4X251bV9iYXRjaGVkX3Rva2VucxgBIAEoBRIUCgxtYXhfbnVtX3NlcXMYAiABKAUSEgoKYmxvY2tfc2l6ZRgDIAEoBRISCgpudW1fYmxvY2tzGAQgASgFEhcKD251bV9zd2FwX2Jsb2NrcxgFIAEoBRIVCg1tYXhfbW9kZWxfbGVuGAYgASgFEhwKD21heF9udW1fd2FpdGluZxgHIAEoBUgAiAEBQhIKEF9tYXhfbnVtX3dhaXRpbmcimAEKDExhdGVuY3lNb2RlbBIPCgdwYXNzX3VzGAEgASgBEhgKEHByZWZpbGxfdG9rZW5fdXMYAiABKAESGQoRZGVjb2RlX3JlcXVlc3RfdXMYAyABKAESEwoLa3ZfdG9rZW5fdXMYBCABKAESFQoNc3dhcF9ibG9ja191cxgFIAEoARIWCg5yZWxhdGl2ZV9lcnJvchgGIAEoASLfAwoMUmVxdWVzdFRhYmxlEgoKAmlkGAEgAygQEjUKBnN0YXR1cxgCIAMoDjIlLm1ldHJvbm9tZS5zY2hlZHVsZXIudjEuUmVxdWVzdFN0YXR1cxIXCg9hcnJpdmFsX3RpbWVfdXMYAyADKBASEAoIcHJpb3JpdHkYBCADKA8SDgoGdGVuYW50GAUgAygPEhkKEW51bV9wcm9tcHRfdG9rZW5zGAYgAygPEhkKEW51bV9vdXRwdXRfdG9rZW5zGAcgAygPEhsKE251bV9jb21wdXRlZF90b2tlbnMYCCADKA8SGQoRbWF4X291dHB1dF90b2tlbnMYCSADKA8SHgoWZXhwZWN0ZWRfb3V0cHV0X3Rva2VucxgKIAMoDxIYChBudW1fZHJhZnRfdG9rZW5zGAsgAygPEhMKC2RlYWRsaW5lX3VzGAwgAygQEhIKCm51bV9ibG9ja3MYDSADKA8SGQoRbnVtX3NoYXJlZF9ibG9ja3MYDiADKA8SFwoPbnVtX3ByZWVtcHRpb25zGA8gAygPEhoKEmxhc3RfcnVuX2l0ZXJhdGlvbhgQIAMoEBIXCg90aW1lc19vdmVydGFrZW4YESADKA8SFwoPbmV4dF9ibG9ja19oYXNoGBIgAygQKp8BCg1SZXF1ZXN0U3RhdHVzEh4KGlJFUVVFU1RfU1RBVFVTX1VOU1BFQ0lGSUVEEAASGgoWUkVRVUVTVF9TVEFUVVNfV0FJVElORxABEhoKFlJFUVVFU1RfU1RBVFVTX1JVTk5JTkcQAhIaChZSRVFVRVNUX1NUQVRVU19TV0FQUEVEEAMSGgoWUkVRVUVTVF9TVEFUVVNfTE9BRElORxAEYgZwcm90bzM");
+  fileDesc("CiJtZXRyb25vbWUvc2NoZWR1bGVyL3YxL3N0YXRlLnByb3RvEhZtZXRyb25vbWUuc2NoZWR1bGVyLnYxIo4BCgxDbHVzdGVyU3RhdGUSDgoGbm93X3VzGAEgASgDEjgKCWV4ZWN1dG9ycxgCIAMoCzIlLm1ldHJvbm9tZS5zY2hlZHVsZXIudjEuRXhlY3V0b3JTdGF0ZRI0Cgd0ZW5hbnRzGAMgASgLMiMubWV0cm9ub21lLnNjaGVkdWxlci52MS5UZW5hbnRUYWJsZSI8CgtUZW5hbnRUYWJsZRIMCgRuYW1lGAEgAygJEg4KBndlaWdodBgCIAMoARIPCgdzZXJ2aWNlGAMgAygBIusCCg1FeGVjdXRvclN0YXRlEhMKC2V4ZWN1dG9yX2lkGAEgASgJEhEKCWl0ZXJhdGlvbhgCIAEoAxI2CgZsaW1pdHMYAyABKAsyJi5tZXRyb25vbWUuc2NoZWR1bGVyLnYxLkV4ZWN1dG9yTGltaXRzEhcKD251bV9mcmVlX2Jsb2NrcxgEIAEoBRIcChRudW1fZnJlZV9zd2FwX2Jsb2NrcxgFIAEoBRI1CgdsYXRlbmN5GAYgASgLMiQubWV0cm9ub21lLnNjaGVkdWxlci52MS5MYXRlbmN5TW9kZWwSNgoIcmVxdWVzdHMYByABKAsyJC5tZXRyb25vbWUuc2NoZWR1bGVyLnYxLlJlcXVlc3RUYWJsZRIQCghkcmFpbmluZxgIIAEoCBJCCg9jYWNoZWRfcHJlZml4ZXMYCSABKAsyKS5tZXRyb25vbWUuc2NoZWR1bGVyLnYxLkNhY2hlZFByZWZpeFRhYmxlItABCg5FeGVjdXRvckxpbWl0cxIeChZtYXhfbnVtX2JhdGNoZWRfdG9rZW5zGAEgASgFEhQKDG1heF9udW1fc2VxcxgCIAEoBRISCgpibG9ja19zaXplGAMgASgFEhIKCm51bV9ibG9ja3MYBCABKAUSFwoPbnVtX3N3YXBfYmxvY2tzGAUgASgFEhUKDW1heF9tb2RlbF9sZW4YBiABKAUSHAoPbWF4X251bV93YWl0aW5nGAcgASgFSACIAQFCEgoQX21heF9udW1fd2FpdGluZyKYAQoMTGF0ZW5jeU1vZGVsEg8KB3Bhc3NfdXMYASABKAESGAoQcHJlZmlsbF90b2tlbl91cxgCIAEoARIZChFkZWNvZGVfcmVxdWVzdF91cxgDIAEoARITCgtrdl90b2tlbl91cxgEIAEoARIVCg1zd2FwX2Jsb2NrX3VzGAUgASgBEhYKDnJlbGF0aXZlX2Vycm9yGAYgASgBIjwKEUNhY2hlZFByZWZpeFRhYmxlEg4KBnBhcmVudBgBIAMoDxIXCg9udW1fZnJlZV9ibG9ja3MYAiADKA8i9gMKDFJlcXVlc3RUYWJsZRIKCgJpZBgBIAMoEBI1CgZzdGF0dXMYAiADKA4yJS5tZXRyb25vbWUuc2NoZWR1bGVyLnYxLlJlcXVlc3RTdGF0dXMSFwoPYXJyaXZhbF90aW1lX3VzGAMgAygQEhAKCHByaW9yaXR5GAQgAygPEg4KBnRlbmFudBgFIAMoDxIZChFudW1fcHJvbXB0X3Rva2VucxgGIAMoDxIZChFudW1fb3V0cHV0X3Rva2VucxgHIAMoDxIbChNudW1fY29tcHV0ZWRfdG9rZW5zGAggAygPEhkKEW1heF9vdXRwdXRfdG9rZW5zGAkgAygPEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiADKA8SGAoQbnVtX2RyYWZ0X3Rva2VucxgLIAMoDxITCgtkZWFkbGluZV91cxgMIAMoEBISCgpudW1fYmxvY2tzGA0gAygPEhkKEW51bV9zaGFyZWRfYmxvY2tzGA4gAygPEhcKD251bV9wcmVlbXB0aW9ucxgPIAMoDxIaChJsYXN0X3J1bl9pdGVyYXRpb24YECADKBASFwoPdGltZXNfb3ZlcnRha2VuGBEgAygPEhcKD25leHRfYmxvY2tfaGFzaBgSIAMoEBIVCg1jYWNoZWRfcHJlZml4GBMgAygPKp8BCg1SZXF1ZXN0U3RhdHVzEh4KGlJFUVVFU1RfU1RBVFVTX1VOU1BFQ0lGSUVEEAASGgoWUkVRVUVTVF9TVEFUVVNfV0FJVElORxABEhoKFlJFUVVFU1RfU1RBVFVTX1JVTk5JTkcQAhIaChZSRVFVRVNUX1NUQVRVU19TV0FQUEVEEAMSGgoWUkVRVUVTVF9TVEFUVVNfTE9BRElORxAEYgZwcm90bzM");
 
 /**
  * Holds all that a decision may depend on, the clock included. The scheduler reads nothing else, so the same bytes give
@@ -147,6 +147,14 @@ export type ExecutorState = Message<"metronome.scheduler.v1.ExecutorState"> & {
    * @generated from field: bool draining = 8;
    */
   draining: boolean;
+
+  /**
+   * Free blocks that several of those that wait would reuse. Absent: each is charged for all that it would reuse, as if nobody
+   * else did, which is safe.
+   *
+   * @generated from field: metronome.scheduler.v1.CachedPrefixTable cached_prefixes = 9;
+   */
+  cachedPrefixes?: CachedPrefixTable | undefined;
 };
 
 /**
@@ -277,10 +285,48 @@ export const LatencyModelSchema: GenMessage<LatencyModel> = /*@__PURE__*/
   messageDesc(file_metronome_scheduler_v1_state, 4);
 
 /**
+ * Lists cached prefixes that lie in free blocks and that several waiting requests would reuse, so that a plan that admits
+ * these is charged for each block once (docs/adr/0032). Columns, one row a prefix, each the continuation of one that stands
+ * before it or of none: a tree. Who is admitted takes up the blocks of its prefix (`RequestTable.cached_prefix`) and of all
+ * that this one continues, as far as nobody did who is admitted before it.
+ *
+ *     parent  num_free_blocks
+ *     0       8                1: a system prompt, in 8 free blocks
+ *     1       3                2: goes on with a document that some of the requests share, in 3 more
+ *     1       5                3: goes on with another one
+ *
+ * @generated from message metronome.scheduler.v1.CachedPrefixTable
+ */
+export type CachedPrefixTable = Message<"metronome.scheduler.v1.CachedPrefixTable"> & {
+  /**
+   * Row of the prefix that this one continues, counted from 1, which stands before this one; 0: it continues none. At most
+   * 32 rows continue each other. Column absent: none continues another.
+   *
+   * @generated from field: repeated sfixed32 parent = 1;
+   */
+  parent: number[];
+
+  /**
+   * Free blocks that this one adds to those of the prefix that it continues, >= 0; no block is counted twice, so their sum is
+   * at most `ExecutorState.num_free_blocks`. Required.
+   *
+   * @generated from field: repeated sfixed32 num_free_blocks = 2;
+   */
+  numFreeBlocks: number[];
+};
+
+/**
+ * Describes the message metronome.scheduler.v1.CachedPrefixTable.
+ * Use `create(CachedPrefixTableSchema)` to create a new message.
+ */
+export const CachedPrefixTableSchema: GenMessage<CachedPrefixTable> = /*@__PURE__*/
+  messageDesc(file_metronome_scheduler_v1_state, 5);
+
+/**
  * Lists requests as columns: packed fixed-width arrays, row i of each describing request i. All columns that are present
  * have the length of `id`; one of another length is INVALID_ARGUMENT. `id`, `status` and `num_prompt_tokens` are required.
  * Any other may be left out as a whole, which means 0 in every row: so old executors and new schedulers get along. A row
- * takes 89 bytes at most (10,000 rows: 0.9 MB; the services accept messages up to 64 MiB). Column names are the field's
+ * takes 93 bytes at most (10,000 rows: 0.9 MB; the services accept messages up to 64 MiB). Column names are the field's
  * own singular names, not plurals: they are what an engineer greps for (docs/adr/0003).
  *
  * @generated from message metronome.scheduler.v1.RequestTable
@@ -419,6 +465,15 @@ export type RequestTable = Message<"metronome.scheduler.v1.RequestTable"> & {
    * @generated from field: repeated sfixed64 next_block_hash = 18;
    */
   nextBlockHash: bigint[];
+
+  /**
+   * WAITING: row in `ExecutorState.cached_prefixes`, counted from 1, of the longest prefix that it would reuse with others.
+   * The blocks of that row and of those that it continues are among `num_blocks` less `num_shared_blocks`. Says nothing of
+   * others. 0: none, or unknown.
+   *
+   * @generated from field: repeated sfixed32 cached_prefix = 19;
+   */
+  cachedPrefix: number[];
 };
 
 /**
@@ -426,7 +481,7 @@ export type RequestTable = Message<"metronome.scheduler.v1.RequestTable"> & {
  * Use `create(RequestTableSchema)` to create a new message.
  */
 export const RequestTableSchema: GenMessage<RequestTable> = /*@__PURE__*/
-  messageDesc(file_metronome_scheduler_v1_state, 5);
+  messageDesc(file_metronome_scheduler_v1_state, 6);
 
 /**
  * Says where a request stands. Closed: a scheduler refuses a value that it does not know, since it could not plan it.
