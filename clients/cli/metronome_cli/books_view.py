@@ -83,7 +83,7 @@ def _executor_view(executor: state_pb2.ExecutorState, names: dict[int, str], now
     if limits.num_swap_blocks:
         swap = _blocks(executor.num_free_swap_blocks, limits.num_swap_blocks, limits.block_size)
         sizes.add_row(Text("swap", style="dim"), swap)
-    return Group(title, sizes, _requests(executor.requests, names, now_us))
+    return Group(title, sizes, request_table(executor.requests, names, now_us))
 
 
 def _blocks(num_free: int, num_blocks: int, block_size: int) -> Text:
@@ -92,7 +92,10 @@ def _blocks(num_free: int, num_blocks: int, block_size: int) -> Text:
     return Text.assemble((bar(used, num_blocks, _BAR_WIDTH), "green on grey23"), figures)
 
 
-def _requests(requests: state_pb2.RequestTable, names: dict[int, str], now_us: int) -> RenderableType:
+def request_table(
+    requests: state_pb2.RequestTable, names: dict[int, str], now_us: int, *, max_rows: int | None = None
+) -> RenderableType:
+    """Draw the requests in the order of their arrival, the first `max_rows` of them."""
     if not requests.id:
         return Text("no requests", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -101,9 +104,8 @@ def _requests(requests: state_pb2.RequestTable, names: dict[int, str], now_us: i
     table.add_column("status")
     for heading in ("age", "prompt", "computed", "output", "blocks", "evicted"):
         table.add_column(heading, justify="right")
-    for row in sorted(
-        range(len(requests.id)), key=lambda row: (at(requests.arrival_time_us, row), at(requests.id, row))
-    ):
+    rows = sorted(range(len(requests.id)), key=lambda row: (at(requests.arrival_time_us, row), at(requests.id, row)))
+    for row in rows[:max_rows]:
         status, style = _STATUS.get(at(requests.status, row), (str(at(requests.status, row)), ""))
         limit = at(requests.max_output_tokens, row)
         output = f"{at(requests.num_output_tokens, row):,}" + (f"/{limit:,}" if limit else "")

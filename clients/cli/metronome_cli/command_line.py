@@ -24,6 +24,7 @@ from metronome_cli.commands.simulate import simulate
 from metronome_cli.commands.stack import down, status, up
 from metronome_cli.commands.state import state
 from metronome_cli.commands.timeline import timeline
+from metronome_cli.commands.top import top
 from metronome_cli.commands.verify import verify
 
 EXIT_FAILED = 1
@@ -38,7 +39,7 @@ def metronome() -> None:
 
 COMMANDS = (
     *(run, up, down, status, generate, chat, state, plan, explain, verify, replay, timeline),
-    *(conformance, simulate),
+    *(top, conformance, simulate),
 )
 for command in COMMANDS:
     metronome.add_command(command)

@@ -19,15 +19,17 @@ from metronome_cli.timeline.from_recording import spans_of_recording
 from metronome_cli.timeline.from_watch import spans_of_watch
 from metronome_cli.timeline.spans import Span
 from metronome_cli.timeline.trace import Summary, write_trace
+from metronome_cli.trust import Trust, trust_options
 from metronome_client import InferenceClient
 
 
 @click.command()
 @click.argument("files", metavar="[FILE...]", nargs=-1, type=click.Path(path_type=Path))
 @executor_option
+@trust_options
 @click.option("--seconds", type=POSITIVE, default=10, show_default=True, help="Without files: how long to watch.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="trace.json", show_default=True)
-def timeline(files: tuple[Path, ...], executor: str, seconds: int, output: Path) -> None:
+def timeline(files: tuple[Path, ...], executor: str, trust: Trust, seconds: int, output: Path) -> None:
     """Write what every request did, pass by pass, as a trace.
 
     From recordings, or without FILEs from a live executor, for --seconds or until Ctrl-C. https://ui.perfetto.dev opens
@@ -36,7 +38,7 @@ def timeline(files: tuple[Path, ...], executor: str, seconds: int, output: Path)
     if files:
         summary = _write(output, spans_of_recording(item.record for item in read_recordings(files)))
     else:
-        with executor_errors(executor), InferenceClient(executor) as client:
+        with executor_errors(executor), InferenceClient(executor, tls=trust.tls, token=trust.token) as client:
             summary = _write(output, spans_of_watch(_watched(client, seconds)))
     click.echo(
         f"{output}: {counted(summary.num_passes, 'iteration')} of "
