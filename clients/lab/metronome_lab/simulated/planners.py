@@ -8,6 +8,7 @@ import numpy as np
 
 from executor_service.convert.plan import plan_from_response
 from executor_service.convert.state import cluster_state
+from executor_service.engine.common_prefixes import CommonPrefixes
 from executor_service.engine.limits import Limits
 from executor_service.engine.plan import Plan, Rejection
 from executor_service.engine.snapshot import Latency, Snapshot
@@ -19,6 +20,8 @@ from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import (
     COLUMN_NAMES,
+    NO_PREFIXES,
+    CachedPrefixes,
     ExecutorLimits,
     ExecutorState,
     LatencyModel,
@@ -78,8 +81,13 @@ class CorePlanner:
             num_free_swap_blocks=snapshot.num_free_swap_blocks,
             latency=None if latency is None else self._latency[latency],
             requests=Requests(matrix),
+            prefixes=NO_PREFIXES if snapshot.common_prefixes is None else _prefixes(snapshot.common_prefixes),
             tenants=Tenants(snapshot.tenants, np.ones(len(snapshot.tenants)), snapshot.tenant_service),
         )
+
+
+def _prefixes(common: CommonPrefixes) -> CachedPrefixes:
+    return CachedPrefixes(common.parent.astype(np.int64), common.num_free_blocks.astype(np.int64))
 
 
 class ServicePlanner:
