@@ -72,10 +72,11 @@ class IncrementalDetokenizer:
             if new_text and len(self._window) > MAX_WINDOW_TOKENS:
                 self._drop_context()
             self._num_context_tokens = len(self._window)
-        elif len(self._window) - self._num_context_tokens >= MAX_UTF8_BYTES:
-            new_text = self._let_go_of_oldest_pending(text)
-        elif new_text:
+            return new_text
+        if new_text:
             self._emitted = settled
+        if len(self._window) - self._num_context_tokens >= MAX_UTF8_BYTES:
+            new_text += self._let_go_of_oldest_pending(text)
         return new_text
 
     def _window_text(self) -> str:

@@ -120,6 +120,13 @@ def test_a_character_comes_out_with_its_last_byte(tokenizer: Tokenizer) -> None:
     assert stream(tokenizer, byte_tokens(tokenizer, SMILE + EURO)) == ["", "", "", "😀", "", "", "€", ""]
 
 
+def test_a_token_may_end_a_character_and_begin_the_next() -> None:
+    begun = byte_tokens(BYTE_LEVEL, SMILE[:3])
+    for token_id in range(BYTE_LEVEL.vocab_size):
+        token_ids = [*begun, token_id, token_id, *begun, token_id]
+        assert "".join(stream(BYTE_LEVEL, token_ids)) == BYTE_LEVEL.decode(token_ids), token_id
+
+
 @BOTH
 def test_flush_gives_an_incomplete_character_as_decode_does(tokenizer: Tokenizer) -> None:
     token_ids = byte_tokens(tokenizer, SMILE[:3])
