@@ -13,7 +13,9 @@ from importlib.metadata import version
 import click
 
 from metronome_cli.command_error import CommandError
+from metronome_cli.commands.capacity import capacity
 from metronome_cli.commands.chat import chat
+from metronome_cli.commands.compare import compare
 from metronome_cli.commands.conformance import conformance
 from metronome_cli.commands.explain import explain
 from metronome_cli.commands.generate import generate
@@ -39,7 +41,7 @@ def metronome() -> None:
 
 COMMANDS = (
     *(run, up, down, status, generate, chat, state, plan, explain, verify, replay, timeline),
-    *(top, conformance, simulate),
+    *(top, conformance, simulate, compare, capacity),
 )
 for command in COMMANDS:
     metronome.add_command(command)

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from metronome_cli.command_error import CommandError
-from metronome_cli.options import INT64, POSITIVE, WHOLE
+from metronome_cli.options import INT64, NAME, POSITIVE, WHOLE
 
 if TYPE_CHECKING:
     from metronome_lab.figures import Targets
     from metronome_lab.runs import Scenario
     from metronome_lab.simulation import Fleet
+    from scheduler_service.core.policy import Policy
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -45,6 +46,24 @@ class Estimates(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no 
         if not 0 <= sigma <= 10:
             self.fail(f"{value} is out of range; give 0 to 10.", param, ctx)
         return sigma
+
+
+class Rates(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no parameter here
+    """Numbers with commas between them; nothing is none."""
+
+    name = "rates"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """Read them; each is more than 0."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            rates = tuple(float(text) for text in str(value).split(",") if text.strip())
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers.", param, ctx)
+        if not all(0 < rate < float("inf") for rate in rates):
+            self.fail("a rate is more than 0.", param, ctx)
+        return rates
 
 
 def scenario_options(command: _Command) -> _Command:
@@ -90,6 +109,26 @@ def fleet_options(command: _Command) -> _Command:
     return command
 
 
+def policies_options(command: _Command) -> _Command:
+    """Add --profile and --policy, each any number of times."""
+    profile = click.option("--profile", "profiles", type=NAME, multiple=True, help="A profile to play.  [default: all]")
+    policy = click.option(
+        "--policy",
+        "policy_files",
+        metavar="FILE.json",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="A policy.",
+    )
+    return profile(policy(command))
+
+
+def jobs_option(command: _Command) -> _Command:
+    """Add --jobs."""
+    option = click.option("--jobs", type=WHOLE, default=0, help="Runs at a time.  [default: the cores that there are]")
+    return option(command)
+
+
 def target_options(command: _Command) -> _Command:
     """Add --ttft and --itl, milliseconds."""
     for option in reversed(
@@ -129,6 +168,23 @@ def fleet_from(options: dict[str, Any]) -> Fleet:
         num_executors=options.pop("executors"),
         placement=Placement[options.pop("placement").replace("-", "_").upper()],
     )
+
+
+def policies_from(options: dict[str, Any]) -> dict[str, Policy]:
+    """Take its options out of `options`. By name: that of a profile, or of a file without its ending."""
+    from metronome_lab.policies import named_policy, policy_in_file, profile_names
+
+    names, files = options.pop("profiles"), options.pop("policy_files")
+    if not names and not files:
+        names = profile_names()
+    return {name: named_policy(name) for name in names} | {path.stem: policy_in_file(path) for path in files}
+
+
+def jobs_from(jobs: int) -> int:
+    """As many as were asked for; 0: one a core."""
+    from metronome_lab.sweep import num_cores
+
+    return jobs or num_cores()
 
 
 def targets_from(options: dict[str, Any]) -> Targets:

@@ -42,13 +42,16 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """`duration_s`: of virtual time. Rates are over it. Latencies are of requests that finished, from their arrival."""
+    """Rates are over `duration_s`, of virtual time, but for `offered_per_s`: over the time of arrivals. Latencies count
+    from the arrival, of requests that finished.
+    """
 
     num_requests: int
     num_finished: int
     num_refused: int
     num_rejected: int
     duration_s: float
+    offered_per_s: float
     requests_per_s: float
     output_tokens_per_s: float
     prefill_tokens_per_s: float
@@ -81,6 +84,7 @@ def figures_of(records: Records, targets: Targets) -> Figures:
         num_refused=int((requests.outcome == Outcome.REFUSED).sum()),
         num_rejected=int((requests.outcome == Outcome.REJECTED).sum()),
         duration_s=duration_s,
+        offered_per_s=len(workload) / max(workload.duration_us / 1e6, 1e-6),
         requests_per_s=int(finished.sum()) / duration_s,
         output_tokens_per_s=num_output_tokens / duration_s,
         prefill_tokens_per_s=(int(requests.num_run_tokens.sum()) - records.gaps.count) / duration_s,

@@ -55,6 +55,10 @@ class Run:
         """The same at so many times the recorded rate."""
         return replace(self, scenario=replace(self.scenario, rate=rate))
 
+    def without_iterations(self) -> Run:
+        """The same, and no row for an iteration is kept."""
+        return replace(self, keep_iterations=False)
+
     def play(
         self,
         workload: Workload | None = None,

@@ -24,6 +24,7 @@ from metronome_cli.lab_options import (
     targets_from,
 )
 from metronome_cli.options import ADDRESS, NAME
+from metronome_cli.trust import Trust, trust_options
 from metronome_client import SchedulerClient
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ DEFAULT_PROFILE = "fifo"
     "--policy", "policy_file", metavar="POLICY.json", type=click.Path(path_type=Path), help="Policy, as a file."
 )
 @click.option("--scheduler", metavar="HOST:PORT", type=ADDRESS, help="Have this service plan.  [default: in process]")
+@trust_options
 @target_options
 @click.option("--out", type=click.Path(path_type=Path), help="Directory for a row per request and per iteration.")
 @click.option("--format", "file_format", type=click.Choice(["parquet", "csv"]), default="parquet", show_default=True)
@@ -49,6 +51,7 @@ def simulate(
     profile: str | None,
     policy_file: Path | None,
     scheduler: str | None,
+    trust: Trust,
     out: Path | None,
     file_format: str,
     no_iterations: bool,
@@ -64,6 +67,8 @@ def simulate(
         raise click.UsageError("Give either --profile or --policy.")
     with lab_errors(), ExitStack() as stack:
         from metronome_lab.figures import figures_of
+        from metronome_lab.order_promise import order_promise
+        from metronome_lab.report.table import rows_of
         from metronome_lab.result_files import Format, write_results
         from metronome_lab.runs import Run
         from metronome_lab.simulated.planners import ServicePlanner
@@ -73,7 +78,7 @@ def simulate(
         planner = client = None
         if scheduler is not None:
             stack.enter_context(scheduler_errors(scheduler))
-            client = stack.enter_context(SchedulerClient(scheduler))
+            client = stack.enter_context(SchedulerClient(scheduler, tls=trust.tls, token=trust.token))
         name, policy = _policy(profile, policy_file, client)
         if client is not None:
             planner = ServicePlanner(client, policy)
@@ -85,7 +90,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps({"name": name, **dataclasses.asdict(figures)}, indent=2))
         return
-    table_console().print(figures_view({name: figures}))
+    table_console().print(figures_view(rows_of([figures], [order_promise(records, policy)]), [name]))
     for path in paths:
         click.echo(f"wrote {path}")
 

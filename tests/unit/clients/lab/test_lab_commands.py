@@ -94,3 +94,27 @@ def test_where_results_cannot_be_written_is_said(capsys: pytest.CaptureFixture[s
     assert run("simulate", TRACE, *SHORT, "--out", tmp_path / "file") == 1
 
     assert "cannot write to" in capsys.readouterr().err
+
+
+def test_compare_prints_a_column_a_policy_and_writes_a_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    policies = ["--profile", "vllm", "--profile", "orca", "--jobs", "1"]
+
+    assert run("compare", TRACE, *SHORT, *policies, "--report", tmp_path / "new" / "r.html", "--png", tmp_path) == 0
+
+    printed = capsys.readouterr().out
+    assert printed.count("12 of 12") == 2
+    assert (tmp_path / "new" / "r.html").stat().st_size > 1_000_000
+    assert {path.name for path in tmp_path.glob("*.png")} >= {"latency.png", "gantt.png"}
+
+
+def test_capacity_prints_the_highest_rate_and_the_smallest_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    search = ["capacity", TRACE, *SHORT, "--profile", "vllm", "--jobs", "1", "--ttft-p99", "3000"]
+
+    assert run(*search) == 0
+    assert run(*search, "--fewest-executors", "--rate", "3", "--itl-p99", "500") == 0
+
+    rate, fleet = (line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["vllm"])
+    assert float(rate[2]) > 0
+    assert int(fleet[1]) >= 1

@@ -1,0 +1,51 @@
+"""The figures of runs as the rows of a table, a run a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from metronome_lab.figures import Figures, Spread
+from metronome_lab.order_promise import OrderPromise
+
+Rows = Mapping[str, Sequence[str]]
+_Row = tuple[str, Callable[[Figures], str]]
+
+
+def rows_of(figures: Sequence[Figures], promises: Sequence[OrderPromise]) -> dict[str, list[str]]:
+    """The cells of each row by its label; of a run the figures, and the promise of its policy."""
+    rows = {label: [cell(of_run) for of_run in figures] for label, cell in _ROWS}
+    return rows | {"bound on waiting": [_kept(promise) for promise in promises]}
+
+
+def _spread(of: Callable[[Figures], Spread]) -> Callable[[Figures], str]:
+    return lambda figures: " / ".join(f"{t:,.0f}" if t >= 100 else f"{t:.3g}" for t in _times(of(figures)))
+
+
+def _times(spread: Spread) -> tuple[float, float, float]:
+    return spread.mean_ms, spread.p50_ms, spread.p99_ms
+
+
+def _kept(promise: OrderPromise) -> str:
+    if promise.num_broken is None:
+        return "none of order"
+    return "kept" if promise.is_kept else f"broken {promise.num_broken:,} times"
+
+
+_ROWS: tuple[_Row, ...] = (
+    ("requests finished", lambda f: f"{f.num_finished:,} of {f.num_requests:,}"),
+    ("refused, rejected", lambda f: f"{f.num_refused:,}, {f.num_rejected:,}"),
+    ("virtual time, s", lambda f: f"{f.duration_s:,.1f}"),
+    ("requests/s", lambda f: f"{f.requests_per_s:.3f}"),
+    ("output tokens/s", lambda f: f"{f.output_tokens_per_s:,.1f}"),
+    ("goodput, requests/s", lambda f: f"{f.goodput_per_s:.3f} ({f.share_good:.1%})"),
+    ("TTFT mean / p50 / p99, ms", _spread(lambda f: f.ttft)),
+    ("ITL mean / p50 / p99, ms", _spread(lambda f: f.itl)),
+    ("E2E mean / p50 / p99, ms", _spread(lambda f: f.e2e)),
+    ("longest wait, s", lambda f: f"{f.longest_wait_s:,.2f}"),
+    ("evictions", lambda f: f"{f.num_preemptions:,}"),
+    ("recomputed tokens", lambda f: f"{f.num_recomputed_tokens:,}"),
+    ("cached tokens", lambda f: f"{f.num_cached_tokens:,}"),
+    ("Jain's index of tenants", lambda f: f"{f.fairness.jain:.4f} over {f.fairness.contended_s:,.0f} s"),
+    ("largest service gap, tokens", lambda f: f"{f.fairness.largest_gap_tokens:,}"),
+    ("iterations", lambda f: f"{f.num_iterations:,}"),
+)
