@@ -153,8 +153,8 @@ def eviction_allowed(facts: Facts) -> Findings:
             text = f"all that run need {wanted} blocks and {free} are free, so blocks did not run out"
             yield Invariant.EVICTION_ALLOWED, tuple(facts.evicted), text
         for request in running:
-            num_tokens = facts.scheduled.get(request.id, 0)
-            if request.in_decode and request.new_blocks(num_tokens, block_size) > request.new_blocks(1, block_size):
+            taken = request.new_blocks(facts.scheduled.get(request.id, 0), block_size)
+            if request.in_decode and taken > request.blocks_held(facts.limits, facts.policy):
                 text = f"drafts of {request.id} take blocks in a pass in which blocks ran out"
                 yield Invariant.EVICTION_ALLOWED, (request.id,), text
     cap = facts.policy.max_preemptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Admission, BatchComposition, Policy
 from scheduler_service.core.state import ExecutorState
+from scheduler_service.core.verify import verify
 from support.states import executor_of, running, swapped, waiting
 
 FIFO = Policy(watermark=0)
@@ -80,3 +81,13 @@ def test_blocks_that_are_held_for_a_request_are_there_for_its_drafts() -> None:
     rows = [running(1, num_prompt_tokens=30, num_draft_tokens=4, max_output_tokens=9), waiting(2, num_prompt_tokens=80)]
     assert tokens(executor_of(*rows, num_blocks=6)) == {1: 1}
     assert tokens(executor_of(*rows, num_blocks=6), reserve) == {1: 5}
+
+
+def test_what_an_eviction_leaves_held_for_a_request_is_there_for_its_drafts() -> None:
+    predictive = Policy(admission=Admission.PREDICTIVE)
+    first = running(1, num_prompt_tokens=32, num_draft_tokens=17, expected_output_tokens=40)
+    state = executor_of(first, running(2, num_prompt_tokens=48), num_blocks=5)
+    plan = plan_executor(state, predictive)
+    assert plan.evict.id.tolist() == [2]
+    assert tokens(state, predictive) == {1: 18}
+    assert verify(state, plan, predictive) == ()
