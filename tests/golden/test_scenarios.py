@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.scenarios import parse, render
+from support.scenario_commands import render
+from support.scenarios import parse
 
 SCENARIOS = sorted((Path(__file__).parent / "scheduler").glob("*.txt"))
 
