@@ -61,6 +61,7 @@ class Config:
     record_max_bytes: int  # a file
     record_max_files: int
     grace_s: float
+    stall_s: float
     metrics_address: MetricsAddress | None  # None: no metrics
     metrics_max_tenants: int  # that have series of their own
     log_format: LogFormat
@@ -113,6 +114,7 @@ def _config(values: Values) -> Config:
         record_max_bytes=values["record_max_bytes"],
         record_max_files=values["record_max_files"],
         grace_s=values["grace_s"],
+        stall_s=values["stall_s"],
         metrics_address=values["metrics_address"],
         metrics_max_tenants=values["metrics_max_tenants"],
         log_format=values["log_format"],

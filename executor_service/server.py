@@ -35,6 +35,7 @@ from executor_service.metrics.tenants import TenantLabels
 from executor_service.metrics_endpoint import MetricsEndpoint, new_registry
 from executor_service.observers import Observers
 from executor_service.port_settings import channel_limits
+from executor_service.progress import follow_progress
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
@@ -111,7 +112,9 @@ class Server:
                 log.info("stopped_while_loading")
                 os._exit(0)  # a thread that loads a model cannot be stopped in any other way
             await self._begin_serving(loading.result())
+            following = asyncio.create_task(self._follow_progress(loading.result()))
             await stopping
+            following.cancel()
             await self._drain()
         finally:
             self._ignore_signals()
@@ -151,6 +154,22 @@ class Server:
         if not self._serving.draining:  # may be asked for while the model loads
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("executor_serving", executor_id=self._executor_id, model=self._config.model)
+
+    async def _follow_progress(self, executor: Executor) -> None:
+        """Have health say whether the engine gets on, as long as requests are taken at all."""
+
+        async def note(stands: bool, busy_s: float) -> None:
+            if stands:
+                log.error("engine_stands_still", iteration_s=round(busy_s, 1), stall_s=self._config.stall_s)
+            else:
+                log.info("engine_gets_on")
+            if not self._serving.draining:
+                status = (
+                    health_pb2.HealthCheckResponse.NOT_SERVING if stands else health_pb2.HealthCheckResponse.SERVING
+                )
+                await self._set_health(status)
+
+        await follow_progress(lambda: executor.engine.busy_since, stall_s=self._config.stall_s, on_change=note)
 
     async def _drain(self) -> None:
         """Let accepted requests finish, as far as the grace period goes; the engine ends the rest."""

@@ -112,6 +112,14 @@ def seconds(value: str) -> float:
     return number
 
 
+def positive_seconds(value: str) -> float:
+    """More than 0, and an end."""
+    number = seconds(value)
+    if number == 0:
+        raise ValueError("is not a number of seconds above 0")
+    return number
+
+
 def size(value: str) -> int:
     """Bytes of `512MiB`, `2GiB` or a plain number; above 0."""
     match = _SIZE.fullmatch(value)

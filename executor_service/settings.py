@@ -15,6 +15,7 @@ from executor_service.setting import (
     member,
     one_of,
     path,
+    positive_seconds,
     seconds,
     size,
     text,
@@ -74,6 +75,13 @@ EXECUTOR = Program(
             "serving",
             size,
             "longest prompt as text, all turns together (default: 256 for each token of the model's length)",
+        ),
+        Setting(
+            "stall_s",
+            "serving",
+            positive_seconds,
+            "seconds that an iteration may take before the executor says NOT_SERVING, until it gets on",
+            default="60",
         ),
         Setting("grace_s", "serving", seconds, "seconds to finish when stopped", default="10"),
         Setting(

@@ -28,6 +28,7 @@ class SchedulerConfig:
     tls: TlsFiles | None
     address_file: Path | None
     access_file: Path | None  # None: everybody may call
+    grace_s: float
     max_message_bytes: int
     max_metadata_bytes: int  # of a call
     max_streams_per_connection: int
@@ -55,6 +56,7 @@ def _config(values: Values) -> SchedulerConfig:
         tls=tls_of(values),
         address_file=values["address_file"],
         access_file=values["access_file"],
+        grace_s=values["grace_s"],
         max_message_bytes=values["max_message_bytes"],
         max_metadata_bytes=values["max_metadata_bytes"],
         max_streams_per_connection=values["max_streams_per_connection"],

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -20,6 +21,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 DOMAIN = "scheduler.metronome"
 UNKNOWN_CALLER = "UNKNOWN_CALLER"
+DRAINING = "DRAINING"
+RETRY_AFTER_S = 1
 
 STATUS_CODES: dict[type[SchedulerError], grpc.StatusCode] = {
     StateError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -82,6 +85,15 @@ async def refuse_unknown_caller(context: Context) -> NoReturn:
     message = "the call has no token or certificate that this service knows"
     status = _status(grpc.StatusCode.UNAUTHENTICATED, message, [info])
     await _end(context, grpc.StatusCode.UNAUTHENTICATED, status)
+
+
+async def refuse_draining(context: Context) -> NoReturn:
+    """End a call of a service that is about to stop."""
+    info = error_details_pb2.ErrorInfo(reason=DRAINING, domain=DOMAIN)
+    retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S))
+    message = "this scheduler drains and takes no new calls; try another"
+    status = _status(grpc.StatusCode.UNAVAILABLE, message, [info, retry])
+    await _end(context, grpc.StatusCode.UNAVAILABLE, status)
 
 
 async def fail(context: Context, method: str) -> NoReturn:

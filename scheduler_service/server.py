@@ -1,12 +1,14 @@
 """The process: a gRPC server with health and reflection, from its start to an orderly end.
 
-SIGTERM or SIGINT: health turns NOT_SERVING, new calls are refused, open ones get `GRACE_SECONDS` to end. A second
-signal ends them at once. The service holds nothing, so there is nothing to save. SIGHUP: the profiles are read again.
+SIGTERM or SIGINT: health turns NOT_SERVING, new calls are sent elsewhere, open streams have `grace_s` to end. A second
+signal ends the process at once. The service holds nothing, so there is nothing to save. SIGHUP: the profiles are read
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +36,7 @@ from scheduler_service.shadow import Shadow
 from scheduler_service.tls import server_credentials
 from scheduler_service.warm_up import warm_up
 
-GRACE_SECONDS = 5.0
+CLOSE_SECONDS = 0.5  # for those who watch its health to hear of the end
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 log = structlog.get_logger(__name__)
@@ -51,10 +53,11 @@ class SchedulerServer:
     observers: tuple[ObserverThread, ...]
     metrics: MetricsEndpoint | None
 
-    async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Say that no more is served, then let open calls end for so long."""
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Say that no more is served, then let open streams end for so long."""
         await self.health.enter_graceful_shutdown()
-        await self.server.stop(grace_seconds)
+        await self.servicer.drain.run(grace_s)
+        await self.server.stop(CLOSE_SECONDS)
         for observer in self.observers:
             await asyncio.to_thread(observer.close)
         if self.metrics is not None:
@@ -111,29 +114,44 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
 async def serve(config: SchedulerConfig, profiles: Profiles) -> None:
     """Serve until a signal comes. Raises what `start_server` does."""
     signals = _signals()  # before anyone can know that the process is here, and end it
-    running = await start_server(config, profiles)
+    running = await _started(config, profiles, signals)
     tls = "off" if config.tls is None else "on" if config.tls.client_ca is None else "mutual"
     log.info("scheduler_listening", address=running.address, profile=profiles.default.name, tls=tls)
     if config.address_file is not None:
         try:
             publish(running.address, config.address_file)
         except AddressError:
-            await running.stop(grace_seconds=0)
+            await running.stop()
             raise
     reloader = ProfileReloader(running.servicer, config.profile, config.profiles_directory)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.asked.set)
     reloading = asyncio.create_task(reloader.run())
     received = await signals.get()
     reloading.cancel()
-    log.info("scheduler_stopping", signal=received.name, grace_seconds=GRACE_SECONDS)
-    stopping = asyncio.create_task(running.stop())
-    second = asyncio.create_task(signals.get())
+    log.info("scheduler_stopping", signal=received.name, grace_s=config.grace_s)
+    stopping, second = asyncio.create_task(running.stop(config.grace_s)), asyncio.create_task(signals.get())
     await asyncio.wait((stopping, second), return_when=asyncio.FIRST_COMPLETED)
-    if second.done():
-        await running.server.stop(None)
+    if not stopping.done():
+        log.warning("stopped_at_once")
+        os._exit(1)
     second.cancel()
     await stopping
     log.info("scheduler_stopped")
+
+
+async def _started(
+    config: SchedulerConfig, profiles: Profiles, signals: asyncio.Queue[signal.Signals]
+) -> SchedulerServer:
+    """What `start_server` gives; a signal that comes before it does ends the process."""
+    starting, first = asyncio.create_task(start_server(config, profiles)), asyncio.create_task(signals.get())
+    await asyncio.wait((starting, first), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        log.info("stopped_while_starting")
+        os._exit(0)  # a thread that compiles the core cannot be stopped in any other way
+    if first.done():
+        signals.put_nowait(first.result())
+    first.cancel()
+    return starting.result()
 
 
 def _observers(config: SchedulerConfig, servicer: SchedulerServicer) -> tuple[ObserverThread, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -20,7 +21,8 @@ from scheduler_service.core.policy import Policy, check_policy
 from scheduler_service.core.state import ClusterState
 from scheduler_service.core.validate import validate, validate_to_place
 from scheduler_service.core.verify import verify
-from scheduler_service.errors import UNKNOWN_CALLER, fail, refuse, refuse_unknown_caller
+from scheduler_service.drain import Drain
+from scheduler_service.errors import DRAINING, UNKNOWN_CALLER, fail, refuse, refuse_draining, refuse_unknown_caller
 from scheduler_service.metrics import CRASHED, SchedulerMetrics
 from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
@@ -41,6 +43,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._profiles = profiles
         self._metrics = metrics
         self._access = access
+        self.drain = Drain()
         self._observers: Sequence[ObserverThread] = ()
 
     def use(self, profiles: Profiles) -> None:
@@ -57,24 +60,31 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._observers = observers
 
     async def Plan(self, request: scheduler_pb2.PlanRequest, context: Context) -> scheduler_pb2.PlanResponse:
-        return await self._answer(context, "Plan", self._plan, request)
+        return await self._call(context, "Plan", self._plan, request)
 
     async def PlanStream(
         self, request_iterator: AsyncIterator[scheduler_pb2.PlanRequest], context: Context
     ) -> AsyncIterator[scheduler_pb2.PlanResponse]:
-        async for request in request_iterator:
-            yield await self._answer(context, "PlanStream", self._plan, request)
+        await self._check_not_draining(context, "PlanStream")
+        with self.drain.stream():
+            try:
+                async for request in request_iterator:
+                    yield await self._answer(context, "PlanStream", self._plan, request)
+            except asyncio.CancelledError:
+                if not self.drain.is_over:
+                    raise
+                await refuse_draining(context)
 
     async def Verify(self, request: scheduler_pb2.VerifyRequest, context: Context) -> scheduler_pb2.VerifyResponse:
-        return await self._answer(context, "Verify", self._verify, request)
+        return await self._call(context, "Verify", self._verify, request)
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
-        return await self._answer(context, "Place", self._place, request)
+        return await self._call(context, "Place", self._place, request)
 
     async def ListProfiles(
         self, request: scheduler_pb2.ListProfilesRequest, context: Context
     ) -> scheduler_pb2.ListProfilesResponse:
-        return await self._answer(context, "ListProfiles", self._list_profiles, request)
+        return await self._call(context, "ListProfiles", self._list_profiles, request)
 
     def _plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         policy = self._policy(request)
@@ -155,6 +165,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             policy=convert.policy_message(profile.policy),
             is_default=profile is self._profiles.default,
         )
+
+    async def _call(
+        self, context: Context, method: str, decide: Callable[[_Request], _Response], request: _Request
+    ) -> _Response:
+        await self._check_not_draining(context, method)
+        return await self._answer(context, method, decide, request)
+
+    async def _check_not_draining(self, context: Context, method: str) -> None:
+        if self.drain.has_begun:
+            if self._metrics is not None:
+                self._metrics.refused(method, DRAINING)
+            await refuse_draining(context)
 
     async def _answer(
         self, context: Context, method: str, decide: Callable[[_Request], _Response], request: _Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_service.port_settings import LOGS, METRICS, port_settings
 from scheduler_service.profiles import DEFAULT_PROFILE
-from scheduler_service.setting import Setting, path, size, text, text_or_none, whole
+from scheduler_service.setting import Setting, path, seconds, size, text, text_or_none, whole
 from scheduler_service.setting_sources import Program
 
 SCHEDULER = Program(
@@ -13,6 +13,7 @@ SCHEDULER = Program(
     prefix="METRONOME_SCHEDULER_",
     settings=(
         *port_settings(50051),
+        Setting("grace_s", "serving", seconds, "seconds that open streams have to end when stopped", default="5"),
         Setting("profile", "planning", text, "policy where a request names none", default=DEFAULT_PROFILE),
         Setting("profiles_directory", "planning", path, "directory of profiles (default: the built-in ones)"),
         Setting(

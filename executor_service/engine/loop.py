@@ -81,6 +81,7 @@ class Engine:
         self._kv = kv
         self._times_copies = times_copies
         self._observer = observer
+        self._busy_since: float | None = None
 
     # For other threads
 
@@ -96,6 +97,11 @@ class Engine:
     def gauges(self) -> Gauges:
         """The books before the pass that runs, or after the last one. For metrics: nobody waits for it."""
         return self._gauges
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the iteration that runs began, by the monotonic clock; None: the engine rests."""
+        return self._busy_since
 
     # For commands of the inbox
 
@@ -121,7 +127,10 @@ class Engine:
     def run(self) -> None:
         """Iterate until the inbox is closed, resting while there is nothing to do; then end what is left."""
         while not self.inbox.closed:
-            if not self.step():
+            self._busy_since = time.monotonic()
+            ran = self.step()
+            self._busy_since = None
+            if not ran:
                 self.inbox.wait(RETRY_INTERVAL_S if len(self._books) else None)
         self.inbox.run_commands()
         self._planning.forget()

@@ -17,6 +17,7 @@ from support.services import (
     executor_command,
     health_of,
     is_healthy,
+    patched_executor,
     running_executor,
     slow_executor,
     started,
@@ -103,6 +104,39 @@ def test_a_drain_lets_those_inside_finish_and_nobody_in(
         assert client.is_idle()
         drain(client).result()
         assert client.refused(greedy("much too late", 1)).info.reason == "DRAINING"
+
+
+def test_an_engine_that_stands_still_is_not_serving_until_it_gets_on(
+    services_directory: Path, tiny_model_directory: Path, tmp_path: Path, scheduler: Service
+) -> None:
+    """The device hangs in a pass; who waits for its answer gets it when the pass is through."""
+    hangs = tmp_path / "hangs"
+    patch = (
+        "import pathlib, time\n"
+        "from executor_service.engine import loop\n"
+        "execute = loop.Engine._execute\n"
+        "def hanging(engine, inputs):\n"
+        f"    while pathlib.Path({str(hangs)!r}).exists():\n"
+        "        time.sleep(0.01)\n"
+        "    return execute(engine, inputs)\n"
+        "loop.Engine._execute = hanging"
+    )
+    flags = ("--stall-s", "0.2")
+    command = executor_command(
+        tiny_model_directory, *flags, scheduler=[scheduler.address], program=patched_executor(patch)
+    )
+    with started(services_directory, command) as service, connected(service.address) as client:
+        wait_until_healthy(service)
+        hangs.touch()
+        stream = client.open(greedy("hangs for a while", 5))
+        wait_until(lambda: "engine_stands_still" in service.log)
+        wait_until(
+            lambda: [health_of(service.address, name) for name in NAMES] == [HealthCheckResponse.NOT_SERVING] * 3
+        )
+        hangs.unlink()
+        assert sum(len(response.delta.token_ids) for response in stream) == 5
+        wait_until_healthy(service)
+        assert "engine_gets_on" in service.log
 
 
 def test_weights_may_be_in_8_bits(services_directory: Path, tiny_model_directory: Path, scheduler: Service) -> None:

@@ -167,6 +167,7 @@ def test_every_reason_has_a_row() -> None:
         "ERROR_REASON_SCHEDULER_FAILED",  # no request can cause it: see test_scheduler_crash.py
         "ERROR_REASON_MALFORMED_MESSAGE",  # no field is at fault: see below
         "ERROR_REASON_UNKNOWN_CALLER",  # no request can cause it, but who sends it: see test_access.py
+        "ERROR_REASON_DRAINING",  # likewise, but a service that ends: see test_scheduler_life.py
         "ERROR_REASON_NOT_OFFERED",  # there is nothing in the contract that this service does not offer
     }
     assert {f"ERROR_REASON_{reason}" for _, reason, _ in ROWS} == sent_with_details

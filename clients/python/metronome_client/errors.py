@@ -230,7 +230,7 @@ class UnavailableError(MetronomeError):
 
 
 class DrainingError(UnavailableError):
-    """The executor drains or has stopped."""
+    """The service drains or has stopped."""
 
 
 class ModelLoadingError(UnavailableError):

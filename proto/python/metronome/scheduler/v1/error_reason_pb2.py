@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)metronome/scheduler/v1/error_reason.proto\x12\x16metronome.scheduler.v1*\xd3\x03\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_MISSING_FIELD\x10\x01\x12\x1e\n\x1a\x45RROR_REASON_COLUMN_LENGTH\x10\x02\x12\x1a\n\x16\x45RROR_REASON_DUPLICATE\x10\x03\x12\x1d\n\x19\x45RROR_REASON_OUT_OF_RANGE\x10\x04\x12\x1d\n\x19\x45RROR_REASON_INCONSISTENT\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_UNKNOWN_VALUE\x10\x06\x12 \n\x1c\x45RROR_REASON_UNKNOWN_PROFILE\x10\x07\x12 \n\x1c\x45RROR_REASON_POLICY_CONFLICT\x10\x08\x12\x1c\n\x18\x45RROR_REASON_NOT_OFFERED\x10\t\x12\"\n\x1e\x45RROR_REASON_MESSAGE_TOO_LARGE\x10\n\x12\"\n\x1e\x45RROR_REASON_MALFORMED_MESSAGE\x10\x0b\x12!\n\x1d\x45RROR_REASON_SCHEDULER_FAILED\x10\x0c\x12\x1f\n\x1b\x45RROR_REASON_UNKNOWN_CALLER\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)metronome/scheduler/v1/error_reason.proto\x12\x16metronome.scheduler.v1*\xee\x03\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_MISSING_FIELD\x10\x01\x12\x1e\n\x1a\x45RROR_REASON_COLUMN_LENGTH\x10\x02\x12\x1a\n\x16\x45RROR_REASON_DUPLICATE\x10\x03\x12\x1d\n\x19\x45RROR_REASON_OUT_OF_RANGE\x10\x04\x12\x1d\n\x19\x45RROR_REASON_INCONSISTENT\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_UNKNOWN_VALUE\x10\x06\x12 \n\x1c\x45RROR_REASON_UNKNOWN_PROFILE\x10\x07\x12 \n\x1c\x45RROR_REASON_POLICY_CONFLICT\x10\x08\x12\x1c\n\x18\x45RROR_REASON_NOT_OFFERED\x10\t\x12\"\n\x1e\x45RROR_REASON_MESSAGE_TOO_LARGE\x10\n\x12\"\n\x1e\x45RROR_REASON_MALFORMED_MESSAGE\x10\x0b\x12!\n\x1d\x45RROR_REASON_SCHEDULER_FAILED\x10\x0c\x12\x1f\n\x1b\x45RROR_REASON_UNKNOWN_CALLER\x10\r\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0e\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'metronome.scheduler.v1.erro
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORREASON']._serialized_start=70
-  _globals['_ERRORREASON']._serialized_end=537
+  _globals['_ERRORREASON']._serialized_end=564
 # @@protoc_insertion_point(module_scope)
