@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +36,16 @@ def output(*command: str) -> str:
 
 def compose_command() -> tuple[str, ...] | None:
     """Compose as a plugin of the docker command, or on its own; None: neither is here."""
-    for command in (("docker", "compose"), ("docker-compose",)):
+    for command in (("docker", "compose"), (docker_compose(),)):
         if shutil.which(command[0]) and run(*command, "version").returncode == 0:
             return (*command, "--project-name", PROJECT)
     return None
+
+
+def docker_compose() -> str:
+    """The command of its own, of the virtual environment that the tests run in if there is one."""
+    installed = Path(sys.executable).with_name("docker-compose")
+    return str(installed) if installed.exists() else "docker-compose"
 
 
 @contextmanager

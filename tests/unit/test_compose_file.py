@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from support.stack import docker_compose
+
 ROOT = Path(__file__).parents[2]
 EXECUTORS = ("executor-1", "executor-2")
 # A name of Docker Hub with a version of three numbers, or built here.
@@ -19,8 +21,8 @@ PINNED = re.compile(r"[a-z/-]+:v?\d+\.\d+\.\d+[\w.-]*|metronome-(scheduler|execu
 
 
 def services_of(*files: str) -> dict[str, Any]:
-    compose = shutil.which("docker-compose")
-    if compose is None:
+    compose = docker_compose()
+    if shutil.which(compose) is None:
         pytest.skip("docker-compose is not installed")
     command = [compose, *(part for file in files for part in ("--file", file)), "config", "--format", "json"]
     # Nothing of this machine's environment is in the answer.
