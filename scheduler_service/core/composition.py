@@ -22,6 +22,7 @@ from typing import NamedTuple
 from scheduler_service.core.case import NUM_COMPUTED_TOKENS, UNBOUNDED, Case, in_decode
 from scheduler_service.core.chunking import chunk_wanted, share_among_decodes, share_among_prefills
 from scheduler_service.core.compiled import compiled, lean, rule
+from scheduler_service.core.memory import new_blocks
 from scheduler_service.core.policy import BatchComposition
 from scheduler_service.core.rows import total, zeros
 from scheduler_service.core.state import IntArray
@@ -76,6 +77,21 @@ def share_tokens(running: IntArray, case: Case) -> IntArray:
     if composition == BatchComposition.DECODE_FIRST and left < budget:
         return decodes
     return _together(decodes, share_among_prefills(prefills, min(left, most_prefill_tokens), case))
+
+
+@compiled
+def with_decodes_that_wait(running: IntArray, num_tokens: IntArray, case: Case) -> IntArray:
+    """The same once prefills run fewer tokens than they were given: decodes that have their block take what is left."""
+    if holds_one_phase(case.policy.batch_composition):
+        return num_tokens
+    decodes, prefills = zeros(len(running)), num_tokens.copy()
+    for place in range(len(running)):
+        row = running[place]
+        if in_decode(case, row):
+            has_block = new_blocks(case, row, case.requests[NUM_COMPUTED_TOKENS, row] + 1) == 0
+            decodes[place], prefills[place] = has_block or num_tokens[place] > 0, 0
+    left = case.limits.max_num_batched_tokens - total(prefills)
+    return _together(prefills, share_among_decodes(running, decodes, left, case))
 
 
 @compiled

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scheduler_service.core.case import NUM_BLOCKS, NUM_COMPUTED_TOKENS, Case
 from scheduler_service.core.compiled import compiled, lean
-from scheduler_service.core.composition import share_tokens
+from scheduler_service.core.composition import share_tokens, with_decodes_that_wait
 from scheduler_service.core.executor_plan import EvictMode, Reason
 from scheduler_service.core.memory import blocks_alone, blocks_held, new_blocks
 from scheduler_service.core.policy import Eviction, Preemption
@@ -119,7 +119,7 @@ def _run_what_has_blocks(running: IntArray, case: Case) -> IntArray:
         left -= need[place]
         storable = (case.requests[NUM_BLOCKS, row] + granted) * block_size - case.requests[NUM_COMPUTED_TOKENS, row]
         shared[place] = min(shared[place], storable)
-    return _by_place(shared, is_stuck)
+    return _by_place(with_decodes_that_wait(able, shared, case), is_stuck)
 
 
 @compiled

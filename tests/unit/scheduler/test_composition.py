@@ -11,7 +11,7 @@ from scheduler_service.core.chunking import equal_shares
 from scheduler_service.core.executor_plan import ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
-from scheduler_service.core.policy import BatchComposition, Policy, PrefillSharing
+from scheduler_service.core.policy import Admission, BatchComposition, Policy, Preemption, PrefillSharing
 from scheduler_service.core.state import ExecutorLimits
 from support.arithmetic_executor import ArithmeticExecutor
 from support.states import LATENCY, Row, executor_of, running, swapped, waiting
@@ -161,3 +161,14 @@ def test_figures_that_no_machine_has_bound_prefills_all_the_same() -> None:
     state = executor_of(running(1), running(2), waiting(3, num_prompt_tokens=200), latency=latency)
     assert tokens(plan_executor(state, Policy(max_inter_token_slowdown=1.0)))[3] == 16
     assert tokens(plan_executor(state, Policy(max_inter_token_slowdown=2.0)))[3] == 64 - 2
+
+
+def test_what_a_prefill_has_no_blocks_for_goes_to_the_decodes() -> None:
+    # No block is free and nobody may leave: of 4 tokens the prompt has room for one, and the decodes have the others.
+    policy = Policy(
+        batch_composition=BatchComposition.PREFILL_FIRST, admission=Admission.RESERVE, preemption=Preemption.NEVER
+    )
+    prefills = running(1, num_prompt_tokens=40, num_output_tokens=0, num_computed_tokens=15)
+    decodes = [running(id, num_prompt_tokens=9, num_draft_tokens=1) for id in (2, 3)]
+    state = executor_of(prefills, *decodes, num_blocks=3, max_num_batched_tokens=4)
+    assert tokens(plan_executor(state, policy)) == {1: 1, 2: 2, 3: 1}
