@@ -166,7 +166,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@if [ -n '$(TORCH_INDEX_URL)' ]; then \
 	  $(BIN)/python -m pip install --no-deps --constraint constraints.txt --index-url '$(TORCH_INDEX_URL)' torch; fi
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --editable .
-	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,lab,dev]'
+	@$(BIN)/python -m pip install --constraint constraints.txt 'metronome-llm[executor,cli,lab,tracing,dev]'
 	@touch $@
 
 # The planning core's machine code: a service that finds none compiles while others wait for it.

@@ -38,6 +38,7 @@ def _serve(config: Config) -> int:
     from executor_service.engine.device import DeviceLostError
     from executor_service.model.devices import DeviceError
     from executor_service.model.errors import ModelSourceError
+    from executor_service.otlp import TracingError
     from executor_service.parallel.workers import WorkerStartError
     from executor_service.recording_file import RecordingError
     from executor_service.server import Server
@@ -60,6 +61,7 @@ def _serve(config: Config) -> int:
         TlsError,
         RecordingError,
         FileError,
+        TracingError,
     ) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -40,6 +40,7 @@ from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.scheduler_client import SchedulerClient
 from executor_service.sizing import allocate_cache, fitting_limits, spec_of_rank
 from executor_service.text.tokenizer import Tokenizer
+from executor_service.traces import Traces
 from executor_service.warm_up import run_first_passes
 
 log = structlog.get_logger()
@@ -55,6 +56,7 @@ def build_executor(
     executor_id: str,
     sink: Callable[[list[Event]], None],
     observer: Observer,
+    traces: Traces,
     progress: Callable[[str], None],
 ) -> Executor:
     """Takes as long as the model's loading.
@@ -64,7 +66,9 @@ def build_executor(
     """
     workers = Workers()
     try:
-        return _build(config, workers, executor_id=executor_id, sink=sink, observer=observer, progress=progress)
+        return _build(
+            config, workers, executor_id=executor_id, sink=sink, observer=observer, traces=traces, progress=progress
+        )
     except BaseException:
         workers.close()
         raise
@@ -77,6 +81,7 @@ def _build(
     executor_id: str,
     sink: Callable[[list[Event]], None],
     observer: Observer,
+    traces: Traces,
     progress: Callable[[str], None],
 ) -> Executor:
     if (threads := threads_of_rank(config)) is not None:
@@ -91,6 +96,7 @@ def _build(
         recorder=recorder,
         tls=config.scheduler_tls,
         token_file=config.scheduler_token_file,
+        traces=traces,
     )
     num_ranks = config.tensor_parallel_size
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints") as beside:

@@ -64,6 +64,7 @@ class Config:
     stall_s: float
     metrics_address: MetricsAddress | None  # None: no metrics
     metrics_max_tenants: int  # that have series of their own
+    tracing: str  # off or otlp
     log_format: LogFormat
     log_level: str
 
@@ -117,6 +118,7 @@ def _config(values: Values) -> Config:
         stall_s=values["stall_s"],
         metrics_address=values["metrics_address"],
         metrics_max_tenants=values["metrics_max_tenants"],
+        tracing=values["tracing"],
         log_format=values["log_format"],
         log_level=values["log_level"],
     )

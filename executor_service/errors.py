@@ -94,6 +94,11 @@ class ServiceError(Exception):
         self.over_quota = over_quota
 
     @property
+    def reason_name(self) -> str:
+        """As it is on the wire."""
+        return pb.ErrorReason.Name(self.reason).removeprefix("ERROR_REASON_")
+
+    @property
     def code(self) -> grpc.StatusCode:
         return _CODES[self.reason]
 

@@ -28,6 +28,7 @@ from executor_service.engine.snapshot import Snapshot
 from executor_service.recorder import Recorder
 from executor_service.scheduler_tls import SchedulerTls
 from executor_service.tls import TlsError
+from executor_service.traces import Traces
 from executor_service.watched_file import WatchedFile
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -121,6 +122,7 @@ class SchedulerClient:
         recorder: Recorder | None = None,
         tls: SchedulerTls | None = None,
         token_file: Path | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """Raises TlsError or FileError."""
         assert addresses, "a planner needs an address"
@@ -130,6 +132,7 @@ class SchedulerClient:
         self._policy = policy
         self._token = None if token_file is None else WatchedFile("--scheduler-token-file", token_file, parse_token)
         self.recorder = recorder
+        self.traces = traces or Traces()
 
     def request(self, snapshot: Snapshot) -> PendingCall:
         message = scheduler_pb2.PlanRequest(state=cluster_state(snapshot, executor_id=self.executor_id))
@@ -180,6 +183,10 @@ class PendingCall:
         self._candidates = client.replicas()
         self._replica: _Replica | None = None
         self._call: grpc.CallFuture[scheduler_pb2.PlanResponse] | None = None
+        state = message.state.executors[0]
+        self._trace = client.traces.plan(
+            executor_id=state.executor_id, iteration=state.iteration, num_requests=len(state.requests.id)
+        )
         self._ask_next()
 
     def result(self) -> Plan:
@@ -196,16 +203,20 @@ class PendingCall:
                 self._answered = self._answered or time.monotonic()
                 self._replica.succeeded()
                 self._client.use(self._replica)
+                self._trace.answered()
                 if self._client.recorder is not None:
                     self._client.recorder.record(self._message, response)
                 return plan
-        raise self._client.failure()
+        failure = self._client.failure()
+        self._trace.failed(str(failure))
+        raise failure
 
     @property
     def round_trip_us(self) -> int:
         return max(0, int((self._answered - self._started) * 1e6))
 
     def cancel(self) -> None:
+        self._trace.given_up()
         if self._call is not None:
             self._call.cancel()  # type: ignore[no-untyped-call]
 
@@ -216,9 +227,8 @@ class PendingCall:
             self._replica = self._candidates.pop(0)
             # What is left of the time is shared, so that one address that hangs leaves time for the others.
             timeout_s = remaining_s / (len(self._candidates) + 1)
-            self._call = self._replica.stub.Plan.future(
-                self._message, timeout=timeout_s, metadata=self._client.metadata()
-            )
+            metadata = (*self._client.metadata(), *self._trace.metadata)
+            self._call = self._replica.stub.Plan.future(self._message, timeout=timeout_s, metadata=metadata)
             self._call.add_done_callback(self._note_answer)
 
     def _note_answer(self, _: object) -> None:

@@ -25,6 +25,7 @@ from executor_service.address import listen, publish
 from executor_service.build import build_executor, threads_of_rank
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
+from executor_service.engine.record import Observer
 from executor_service.engine.request import EndCause
 from executor_service.executor import Executor
 from executor_service.gate import Gate
@@ -33,13 +34,15 @@ from executor_service.metrics.collector import ExecutorCollector
 from executor_service.metrics.tally import Tally
 from executor_service.metrics.tenants import TenantLabels
 from executor_service.metrics_endpoint import MetricsEndpoint, new_registry
-from executor_service.observers import Observers
+from executor_service.observers import Observers, PassTraces
+from executor_service.otlp import TRACING_OFF, otlp_provider
 from executor_service.port_settings import channel_limits
 from executor_service.progress import follow_progress
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
 from executor_service.tls import server_credentials
+from executor_service.traces import Traces
 from executor_service.watch import WatchHub
 from metronome.executor.v1 import executor_pb2
 from metronome.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
@@ -65,11 +68,21 @@ def _options(config: Config) -> tuple[tuple[str, int], ...]:
     )
 
 
+def _traces(config: Config) -> Traces:
+    """Raises TracingError."""
+    if config.tracing == TRACING_OFF:
+        return Traces()
+    provider = otlp_provider("metronome-executor")
+    from executor_service.otel_traces import OtelTraces  # which is there now
+
+    return OtelTraces(provider)
+
+
 class Server:
     """One executor process."""
 
     def __init__(self, config: Config) -> None:
-        """Raises FileError."""
+        """Raises FileError or TracingError."""
         loop = asyncio.get_running_loop()
         self._config = config
         self._executor_id = config.executor_id or ""
@@ -86,8 +99,9 @@ class Server:
         self._registry = new_registry()
         self._metrics: MetricsEndpoint | None = None
         control = ExecutorServicer(self._serving, self._hub, begin_drain=self._begin_drain)
+        self._traces = _traces(config)
         gate = Gate(max_num_calls=config.max_num_calls, quota_file=config.quota_file)
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._serving, gate), self._server)
+        add_InferenceServiceServicer_to_server(InferenceServicer(self._serving, gate, self._traces), self._server)
         add_ExecutorServiceServicer_to_server(control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -121,6 +135,7 @@ class Server:
             await self._server.stop(grace=0.5)
             if self._metrics is not None:
                 await asyncio.to_thread(self._metrics.close)
+            await asyncio.to_thread(self._traces.close)
         return 1 if self._engine_died else 0
 
     async def _listen(self) -> None:
@@ -138,12 +153,17 @@ class Server:
             publish(address, config.address_file)
 
     def _load(self) -> Executor:
-        engine_log = EngineLog(self._executor_id, self._hub.publish)
+        observers: list[Observer] = [EngineLog(self._executor_id, self._hub.publish)]
+        if self._metrics is not None:
+            observers.append(self._tally)
+        if self._config.tracing != TRACING_OFF:
+            observers.append(PassTraces(self._traces, self._executor_id))
         return build_executor(
             self._config,
             executor_id=self._executor_id,
             sink=self._serving.streams.deliver,
-            observer=engine_log if self._metrics is None else Observers(engine_log, self._tally),
+            observer=Observers(*observers),
+            traces=self._traces,
             progress=lambda message: log.info("model_progress", message=message),
         )
 

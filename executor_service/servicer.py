@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from executor_service.executor import Executor, Place
 from executor_service.gate import Gate, tenant_of
 from executor_service.streams import NameTakenError, Stream, Streams
 from executor_service.text.errors import UnknownTokenError
+from executor_service.traces import CallTrace, Traces
 from metronome.inference.v1 import error_reason_pb2 as reasons
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -60,31 +62,43 @@ class Serving:
 
 
 class InferenceServicer(InferenceServiceServicer):
-    def __init__(self, serving: Serving, gate: Gate) -> None:
+    def __init__(self, serving: Serving, gate: Gate, traces: Traces) -> None:
         self._serving = serving
         self._gate = gate
+        self._traces = traces
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        try:
-            caller = self._serving.caller(context)
-            executor = self._serving.ready()
-            self._check_not_draining()
-            request.tenant = tenant_of(caller, checked_name(request.tenant, "tenant"))
-            with self._gate.enter(request.tenant):
-                call, stream = await self._accept(executor, request, context)
-                try:
-                    sequence = 0
-                    yield pb.GenerateResponse(sequence=sequence, started=started(call))
-                    with_text = not request.output.omit_text
-                    answers = answers_of(call)
-                    async for response in _responses(executor, stream, answers, self._gate, with_text=with_text):
-                        sequence += 1
-                        response.sequence = sequence
+        with self._traces.call(tuple(context.invocation_metadata() or ())) as trace:
+            try:
+                async with aclosing(self._generate(request, context, trace)) as responses:
+                    async for response in responses:
                         yield response
-                finally:
-                    _end(executor, call, context)
-        except ServiceError as error:
-            await _abort(context, error)
+            except ServiceError as error:
+                trace.refused(error)
+                await _abort(context, error)
+
+    async def _generate(
+        self, request: pb.GenerateRequest, context: Context, trace: CallTrace
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Raises ServiceError."""
+        caller = self._serving.caller(context)
+        executor = self._serving.ready()
+        self._check_not_draining()
+        request.tenant = tenant_of(caller, checked_name(request.tenant, "tenant"))
+        with self._gate.enter(request.tenant):
+            call, stream = await self._accept(executor, request, context)
+            trace.accepted(call)
+            try:
+                sequence = 0
+                yield pb.GenerateResponse(sequence=sequence, started=started(call))
+                with_text = not request.output.omit_text
+                answers = answers_of(call)
+                async for response in _responses(executor, stream, answers, self._gate, trace, with_text=with_text):
+                    sequence += 1
+                    response.sequence = sequence
+                    yield response
+            finally:
+                _end(executor, call, context)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         try:
@@ -185,7 +199,7 @@ def _end(executor: Executor, call: Call, context: Context) -> None:
 
 
 async def _responses(
-    executor: Executor, stream: Stream, answers: Answers, gate: Gate, *, with_text: bool
+    executor: Executor, stream: Stream, answers: Answers, gate: Gate, trace: CallTrace, *, with_text: bool
 ) -> AsyncIterator[pb.GenerateResponse]:
     """The events of a call up to the end of its last answer. Raises ServiceError where one has no answer."""
     silent_since, failure_is_told = time.monotonic(), False
@@ -202,12 +216,15 @@ async def _responses(
             case TokensEvent() | FinishedEvent():
                 if isinstance(event, TokensEvent):
                     gate.take_answer(stream.tenant, len(event.token_ids))
+                else:
+                    trace.heard(event)
                 for response in answers.hear(event):
                     silent_since = time.monotonic()
                     if not with_text and response.HasField("delta"):
                         response.delta.ClearField("text")
                     yield response
             case EndedEvent():
+                trace.heard(event)
                 raise error_of_ending(event, tenant=stream.tenant)
 
 

@@ -9,7 +9,7 @@ from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.quantization import Quantization
-from executor_service.port_settings import LOGS, METRICS, port_settings
+from executor_service.port_settings import LOGS, METRICS, TRACES, port_settings
 from executor_service.setting import (
     Setting,
     member,
@@ -197,6 +197,7 @@ EXECUTOR = Program(
             "tenants with series of their own; those that come later share the label `other`",
             default="100",
         ),
+        *TRACES,
         *LOGS,
     ),
 )

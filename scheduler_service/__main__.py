@@ -8,6 +8,7 @@ import sys
 
 from scheduler_service.address import AddressError
 from scheduler_service.config import parse_config
+from scheduler_service.otlp import TracingError
 from scheduler_service.profiles import ProfileError, load_profiles
 from scheduler_service.recording_file import RecordingError
 from scheduler_service.server import serve
@@ -22,7 +23,7 @@ def main() -> None:
     configure_logging(config.log_format, config.log_level)
     try:
         asyncio.run(serve(config, load_profiles(config.profile, config.profiles_directory)))
-    except (AddressError, FileError, ProfileError, RecordingError, TlsError) as error:
+    except (AddressError, FileError, ProfileError, RecordingError, TlsError, TracingError) as error:
         sys.exit(f"metronome-scheduler: {error}")
 
 

@@ -40,6 +40,7 @@ class SchedulerConfig:
     record_max_bytes: int  # a file
     record_max_files: int
     metrics_address: MetricsAddress | None
+    tracing: str  # off or otlp
     log_format: LogFormat
     log_level: str
 
@@ -68,6 +69,7 @@ def _config(values: Values) -> SchedulerConfig:
         record_max_bytes=values["record_max_bytes"],
         record_max_files=values["record_max_files"],
         metrics_address=values["metrics_address"],
+        tracing=values["tracing"],
         log_format=values["log_format"],
         log_level=values["log_level"],
     )

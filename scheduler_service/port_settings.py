@@ -1,4 +1,4 @@
-"""Settings that every service has: where it listens, with which TLS, where its metrics are, and what it logs.
+"""Settings that every service has: where it listens, with which TLS, where its metrics and traces go, and what it logs.
 
 The executor and the scheduler have a copy each: they share nothing but the contract.
 """
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from scheduler_service.address import is_loopback
 from scheduler_service.metrics_endpoint import metrics_address
+from scheduler_service.otlp import TRACING_OFF, TRACING_OTLP
 from scheduler_service.setting import Setting, member, message_size, one_of, path, port, switch, text, whole
 from scheduler_service.setting_sources import SettingError, Values
 from scheduler_service.telemetry import LOG_LEVELS, LogFormat
@@ -38,6 +39,15 @@ METRICS = (
         "metrics",
         metrics_address,
         "[host:]port to serve metrics for Prometheus on; a port alone is one of loopback (default: no metrics)",
+    ),
+)
+TRACES = (
+    Setting(
+        "tracing",
+        "traces",
+        one_of(TRACING_OFF, TRACING_OTLP),
+        "off, or otlp: traces by OpenTelemetry, as its own variables OTEL_* say where to and how many",
+        default=TRACING_OFF,
     ),
 )
 

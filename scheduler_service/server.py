@@ -26,6 +26,7 @@ from scheduler_service.malformed import MalformedMessageInterceptor
 from scheduler_service.metrics import ObserverCollector, SchedulerMetrics
 from scheduler_service.metrics_endpoint import MetricsEndpoint, new_registry
 from scheduler_service.observers import ObserverThread
+from scheduler_service.otlp import TRACING_OFF, otlp_provider
 from scheduler_service.port_settings import channel_limits
 from scheduler_service.profiles import ProfileError, Profiles
 from scheduler_service.recorder import Recorder
@@ -34,6 +35,7 @@ from scheduler_service.reload import ProfileReloader
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.shadow import Shadow
 from scheduler_service.tls import server_credentials
+from scheduler_service.traces import Traces
 from scheduler_service.warm_up import warm_up
 
 CLOSE_SECONDS = 0.5  # for those who watch its health to hear of the end
@@ -52,6 +54,7 @@ class SchedulerServer:
     address: str
     observers: tuple[ObserverThread, ...]
     metrics: MetricsEndpoint | None
+    traces: Traces
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Say that no more is served, then let open streams end for so long."""
@@ -62,12 +65,14 @@ class SchedulerServer:
             await asyncio.to_thread(observer.close)
         if self.metrics is not None:
             await asyncio.to_thread(self.metrics.close)
+        await asyncio.to_thread(self.traces.close)
 
 
 async def start_server(config: SchedulerConfig, profiles: Profiles) -> SchedulerServer:
     """Listen and serve.
 
-    Raises AddressError if the address is taken or not ours, TlsError, FileError, RecordingError, ProfileError.
+    Raises AddressError if the address is taken or not ours, TlsError, FileError, RecordingError, ProfileError,
+    TracingError.
     """
     credentials = None if config.tls is None else server_credentials(config.tls)
     access = None if config.access_file is None else Access(config.access_file)
@@ -84,7 +89,8 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
     )
     registry = new_registry()
     metrics = None if config.metrics_address is None else SchedulerMetrics(registry, config)
-    servicer = SchedulerServicer(profiles, metrics, access)
+    traces = _traces(config)
+    servicer = SchedulerServicer(profiles, metrics, access, traces)
     observers = _observers(config, servicer)
     registry.register(ObserverCollector(observers))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
@@ -108,7 +114,18 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
         address=address,
         observers=observers,
         metrics=endpoint,
+        traces=traces,
     )
+
+
+def _traces(config: SchedulerConfig) -> Traces:
+    """Raises TracingError."""
+    if config.tracing == TRACING_OFF:
+        return Traces()
+    provider = otlp_provider("metronome-scheduler")
+    from scheduler_service.otel_traces import OtelTraces  # which is there now
+
+    return OtelTraces(provider)
 
 
 async def serve(config: SchedulerConfig, profiles: Profiles) -> None:

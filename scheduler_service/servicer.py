@@ -26,6 +26,7 @@ from scheduler_service.errors import DRAINING, UNKNOWN_CALLER, fail, refuse, ref
 from scheduler_service.metrics import CRASHED, SchedulerMetrics
 from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
+from scheduler_service.traces import CallTrace, Traces
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Request = TypeVar("_Request")
@@ -38,9 +39,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Answers calls; keeps nothing between them but the profiles. `access` None: everybody may call."""
 
     def __init__(
-        self, profiles: Profiles, metrics: SchedulerMetrics | None = None, access: Access | None = None
+        self,
+        profiles: Profiles,
+        metrics: SchedulerMetrics | None = None,
+        access: Access | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self._profiles = profiles
+        self._traces = traces or Traces()
         self._metrics = metrics
         self._access = access
         self.drain = Drain()
@@ -185,28 +191,30 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
         Either ends this call alone.
         """
-        started = time.perf_counter()
-        metrics = self._metrics
-        if self._access is not None and self._access.caller(context) is None:
-            log.info("refused", method=method, reason=UNKNOWN_CALLER, peer=context.peer())
-            if metrics is not None:
-                metrics.refused(method, UNKNOWN_CALLER)
-            await refuse_unknown_caller(context)
-        try:
-            response = decide(request)
-        except SchedulerError as error:
-            log.info("refused", method=method, reason=error.reason.name, field=error.field)
-            if metrics is not None:
-                metrics.refused(method, error.reason.name)
-            await refuse(context, error)
-        except Exception:
-            log.exception("crashed", method=method)
-            if metrics is not None:
-                metrics.refused(method, CRASHED)
-            await fail(context, method)
-        if metrics is not None:
-            metrics.answered(method, time.perf_counter() - started)
-        return response
+        with self._traces.call(method, tuple(context.invocation_metadata() or ())) as trace:
+            started = time.perf_counter()
+            if self._access is not None and self._access.caller(context) is None:
+                log.info("refused", method=method, reason=UNKNOWN_CALLER, peer=context.peer())
+                self._note_refusal(trace, method, UNKNOWN_CALLER)
+                await refuse_unknown_caller(context)
+            try:
+                response = decide(request)
+            except SchedulerError as error:
+                log.info("refused", method=method, reason=error.reason.name, field=error.field)
+                self._note_refusal(trace, method, error.reason.name)
+                await refuse(context, error)
+            except Exception:
+                log.exception("crashed", method=method)
+                self._note_refusal(trace, method, CRASHED)
+                await fail(context, method)
+            if self._metrics is not None:
+                self._metrics.answered(method, time.perf_counter() - started)
+            return response
+
+    def _note_refusal(self, trace: CallTrace, method: str, reason: str) -> None:
+        trace.refused(reason)
+        if self._metrics is not None:
+            self._metrics.refused(method, reason)
 
 
 def _cluster(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.port_settings import LOGS, METRICS, port_settings
+from scheduler_service.port_settings import LOGS, METRICS, TRACES, port_settings
 from scheduler_service.profiles import DEFAULT_PROFILE
 from scheduler_service.setting import Setting, path, seconds, size, text, text_or_none, whole
 from scheduler_service.setting_sources import Program
@@ -33,6 +33,7 @@ SCHEDULER = Program(
         Setting("record_max_bytes", "recording", size, "size that ends a file", default="64MiB"),
         Setting("record_max_files", "recording", whole(1), "files to keep, the newest", default="16"),
         *METRICS,
+        *TRACES,
         *LOGS,
     ),
 )

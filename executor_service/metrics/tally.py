@@ -16,6 +16,7 @@ from executor_service.engine.request import EndCause, FinishReason
 from executor_service.metrics import buckets
 from executor_service.metrics.histogram import Histogram
 from executor_service.metrics.tenants import TenantLabels
+from executor_service.observers import IgnoringObserver
 
 PARTS = ("plan", "wait_for_plan", "build", "forward", "sample", "stream")
 PHASES = ("prefill", "decode", "recomputed")
@@ -23,7 +24,7 @@ REASONS = tuple(reason.name for reason in (*FinishReason, *EndCause))
 _US = 1e-6
 
 
-class Tally:
+class Tally(IgnoringObserver):
     def __init__(self, tenants: TenantLabels) -> None:
         self.tenants = tenants
         self.iteration_time = Histogram(buckets.PASS_SECONDS)
@@ -104,12 +105,6 @@ class Tally:
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         self.plan_failures[failure.cause.name] += 1
-
-    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
-        """The engine counts them."""
-
-    def requests_failed(self, request_ids: list[int], error: Exception) -> None:
-        """Their endings are told one by one."""
 
     def books_wrong(self, error: Exception) -> None:
         self.num_book_errors += 1

@@ -14,9 +14,10 @@ from metronome_client.channels import ANSWER_TIMEOUT_S, duration
 from metronome_client.client import AsyncClient
 from metronome_client.errors import error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
-from metronome_client.inference import SERVICE
+from metronome_client.inference import GENERATE, SERVICE
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
 from metronome_client.retry import Attempts
+from metronome_client.tracing import traced
 
 _Response = TypeVar("_Response")
 
@@ -47,23 +48,24 @@ class AsyncInferenceClient(AsyncClient):
         request = generate_request(prompt, options or GenerateOptions())
         attempts = self._connection.attempts(timeout_s, ANSWER_TIMEOUT_S)
         has_begun = False
-        while not has_begun:
-            call = self._inference.Generate(request, timeout=attempts.timeout_s)
-            try:
-                async for message in call:
-                    has_begun = True
-                    event = event_from_message(message)
-                    if event is not None:
-                        yield event
-            except grpc.RpcError as error:
-                failure = error_from_call(error)
-                if has_begun:
-                    raise failure from None
-                await asyncio.sleep(attempts.pause_s(failure))
-            else:
-                return
-            finally:
-                call.cancel()
+        with traced(GENERATE) as metadata:
+            while not has_begun:
+                call = self._inference.Generate(request, timeout=attempts.timeout_s, metadata=metadata)
+                try:
+                    async for message in call:
+                        has_begun = True
+                        event = event_from_message(message)
+                        if event is not None:
+                            yield event
+                except grpc.RpcError as error:
+                    failure = error_from_call(error)
+                    if has_begun:
+                        raise failure from None
+                    await asyncio.sleep(attempts.pause_s(failure))
+                else:
+                    return
+                finally:
+                    call.cancel()
 
     async def cancel(self, request_id: str) -> None:
         """Cancel a request of any client by its id; its own call ends with CANCELLED."""

@@ -16,10 +16,14 @@ from metronome_client.errors import error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
 from metronome_client.retry import Attempts
+from metronome_client.tracing import traced
 
 SERVICE = "metronome.inference.v1.InferenceService"
 
 _Response = TypeVar("_Response")
+
+
+GENERATE = "metronome.inference.v1.InferenceService/Generate"
 
 
 class InferenceClient(Client):
@@ -47,23 +51,24 @@ class InferenceClient(Client):
         request = generate_request(prompt, options or GenerateOptions())
         attempts = self._connection.attempts(timeout_s, ANSWER_TIMEOUT_S)
         has_begun = False
-        while not has_begun:
-            call = self._inference.Generate(request, timeout=attempts.timeout_s)
-            try:
-                for message in call:
-                    has_begun = True
-                    event = event_from_message(message)
-                    if event is not None:
-                        yield event
-            except grpc.RpcError as error:
-                failure = error_from_call(error)
-                if has_begun:
-                    raise failure from None
-                time.sleep(attempts.pause_s(failure))
-            else:
-                return
-            finally:
-                call.cancel()  # type: ignore[no-untyped-call]  # grpc's stubs leave it bare
+        with traced(GENERATE) as metadata:
+            while not has_begun:
+                call = self._inference.Generate(request, timeout=attempts.timeout_s, metadata=metadata)
+                try:
+                    for message in call:
+                        has_begun = True
+                        event = event_from_message(message)
+                        if event is not None:
+                            yield event
+                except grpc.RpcError as error:
+                    failure = error_from_call(error)
+                    if has_begun:
+                        raise failure from None
+                    time.sleep(attempts.pause_s(failure))
+                else:
+                    return
+                finally:
+                    call.cancel()  # type: ignore[no-untyped-call]  # grpc's stubs leave it bare
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any client by its id; its own call ends with CANCELLED."""

@@ -112,6 +112,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         RECORD_MAX_FILES="2",
         METRICS_ADDRESS="[::1]:0",
         METRICS_MAX_TENANTS="5",
+        TRACING="otlp",
         LOG_LEVEL="debug",
     )
     assert config == Config(
@@ -158,6 +159,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         record_max_files=2,
         metrics_address=MetricsAddress(host="::1", port=0),
         metrics_max_tenants=5,
+        tracing="otlp",
         log_level="debug",
     )
 
