@@ -13,12 +13,14 @@ from importlib.metadata import version
 import click
 
 from metronome_cli.command_error import CommandError
+from metronome_cli.commands.calibrate import calibrate
 from metronome_cli.commands.capacity import capacity
 from metronome_cli.commands.chat import chat
 from metronome_cli.commands.compare import compare
 from metronome_cli.commands.conformance import conformance
 from metronome_cli.commands.explain import explain
 from metronome_cli.commands.generate import generate
+from metronome_cli.commands.load import load
 from metronome_cli.commands.plan import plan
 from metronome_cli.commands.replay import replay
 from metronome_cli.commands.run import run
@@ -41,7 +43,7 @@ def metronome() -> None:
 
 COMMANDS = (
     *(run, up, down, status, generate, chat, state, plan, explain, verify, replay, timeline),
-    *(top, conformance, simulate, compare, capacity),
+    *(top, conformance, simulate, compare, capacity, calibrate, load),
 )
 for command in COMMANDS:
     metronome.add_command(command)

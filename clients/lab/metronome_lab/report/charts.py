@@ -29,6 +29,7 @@ NUM_GANTT_REQUESTS = 80
 class Mark(Enum):
     LINE = "line"
     AREA = "area"  # on top of the areas before it
+    DOTS = "dots"
     SPANS = "spans"  # bars from x to x_end at the height y
 
 

@@ -72,5 +72,7 @@ def _draw_series(axes: Axes, series: Series, colour: str) -> None:
         axes.plot(
             series.x, series.y, color=colour, label=series.name, linewidth=1.3, marker="o" if len(series.x) < 12 else ""
         )
+    elif series.mark is Mark.DOTS:
+        axes.plot(series.x, series.y, color=colour, label=series.name, linestyle="", marker=".", markersize=4)
     elif series.mark is Mark.SPANS and series.x_end is not None:
         axes.barh(series.y, series.x_end - series.x, left=series.x, height=0.8, color=colour, label=series.name)

@@ -97,4 +97,5 @@ def _trace(series: Series, colour: str, stack: str, in_legend: bool) -> Any:
     points = {"x": series.x.tolist(), "y": series.y.tolist(), "line_color": colour, "mode": "lines"}
     if series.mark is Mark.AREA:
         return Scatter(**points, stackgroup=stack, **common)
-    return Scatter(**points | {"mode": "lines+markers" if len(series.x) < FEW_POINTS else "lines"}, **common)
+    few = "lines+markers" if len(series.x) < FEW_POINTS else "lines"
+    return Scatter(**points | {"mode": "markers" if series.mark is Mark.DOTS else few}, **common)

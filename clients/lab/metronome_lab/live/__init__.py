@@ -1,0 +1,1 @@
+"""The same workloads on real services, over gRPC and in real time."""

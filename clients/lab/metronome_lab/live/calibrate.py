@@ -1,0 +1,89 @@
+"""A hardware profile of a real executor: its sizes, and the latency model that it has fitted to its own passes.
+
+An executor learns what passes cost from those that it runs, so it is given a mix to run first: prompts of all lengths,
+alone and in bursts, and answers long enough that many decode together. Best is a part of the traffic to be simulated.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from executor_service.engine.limits import Limits
+from executor_service.engine.snapshot import Latency
+from metronome.executor.v1 import executor_pb2
+from metronome.scheduler.v1 import state_pb2
+from metronome_client import AsyncInferenceClient
+from metronome_lab.errors import LabError
+from metronome_lab.hardware.profile import Hardware
+from metronome_lab.live.replay import replay
+from metronome_lab.workload.generate import generate
+from metronome_lab.workload.requests import Workload
+
+# Passes of each kind that an executor's fit looks back on are two seconds to a minute of traffic.
+NUM_REQUESTS = 60
+
+
+def mix(max_model_len: int, *, num_requests: int = NUM_REQUESTS, seed: int = 0) -> Workload:
+    """Requests that come in bursts, with prompts of up to a quarter of what the model takes."""
+    longest = max(max_model_len // 4, 1)
+    stream = {
+        "arrivals": {"kind": "gamma", "rate": 4.0, "cv": 2.0},
+        "prompt_tokens": {"kind": "lognormal", "median": max(longest // 8, 1), "sigma": 1.0, "most": longest},
+        "output_tokens": {"kind": "lognormal", "median": 24, "sigma": 0.7, "most": 128},
+    }
+    return generate({"num_requests": num_requests, "streams": [stream]}, name="mix", seed=seed)
+
+
+async def calibrate(
+    client: AsyncInferenceClient,
+    workload: Workload | None = None,
+    *,
+    name: str,
+    seed: int = 0,
+    on_progress: Callable[[int], None] = lambda num_ended: None,
+) -> Hardware:
+    """Run a workload, a mix unless given, and read the executor's model. Raises LabError, and MetronomeError."""
+    info = await client.model_info()
+    workload = workload or mix(info.max_model_len, seed=seed)
+    _, passes = await replay(client, workload, seed=seed, on_progress=on_progress)
+    state = (await client.state()).state.executors[0]
+    if not state.HasField("latency"):
+        raise LabError("the executor has no latency model yet", "give it more to run")
+    return Hardware(
+        name=name,
+        description=f"{info.model} in {info.dtype} on {info.device}, fitted from {len(passes):,} passes.",
+        sources=(f"a run of {len(workload)} requests of {workload.name}",),
+        latency=_latency(state.latency),
+        limits=_limits(state.limits),
+        plan_wait_us=_plan_wait_us(passes),
+    )
+
+
+def _plan_wait_us(passes: list[executor_pb2.Pass]) -> int:
+    """What a pass waits whose plan was not asked for ahead; the median."""
+    waits = [one.plan_wait_us for one in passes if one.plan_source == executor_pb2.PLAN_SOURCE_DIRECT]
+    return round(statistics.median(waits)) if waits else 0
+
+
+def _latency(model: state_pb2.LatencyModel) -> Latency:
+    return Latency(
+        pass_us=model.pass_us,
+        prefill_token_us=model.prefill_token_us,
+        decode_request_us=model.decode_request_us,
+        kv_token_us=model.kv_token_us,
+        swap_block_us=model.swap_block_us,
+        relative_error=model.relative_error,
+    )
+
+
+def _limits(limits: state_pb2.ExecutorLimits) -> Limits:
+    return Limits(
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_swap_blocks=limits.num_swap_blocks,
+        max_model_len=limits.max_model_len,
+        max_num_waiting=limits.max_num_waiting if limits.HasField("max_num_waiting") else None,
+    )
