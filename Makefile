@@ -143,6 +143,10 @@ pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from rea
 dashboards: $(VENV)/.ready ## Write the dashboards of deploy/grafana anew, from their descriptions
 	@$(BIN)/python deploy/grafana/describe.py
 
+.PHONY: lab
+lab: $(VENV)/.ready ## Write the lessons of the policy lab anew, pages and pictures, from runs in virtual time
+	@for lesson in batching surge chunks; do $(BIN)/python docs/lab/lessons/$$lesson.py; done
+
 ##@ Other
 
 .PHONY: clean

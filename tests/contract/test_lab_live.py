@@ -84,6 +84,20 @@ def test_load_prints_the_figures_of_a_run(executor: Service, trace: Path, capsys
     assert figures["ttft"]["p50_ms"] > 0
 
 
+def test_a_scheduler_plans_for_many_executors(
+    scheduler: Service, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["load", str(trace), "--scheduler", scheduler.address, "--executors", "5", "--seconds", "1"]
+
+    assert run_command([*load, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert run_command([*load, "--profile", "vllm"]) == 0
+
+    assert min(figures["plans_per_s"], figures["asked_per_s"]) > 0
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+    assert "5 executors asked for" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", [["load", "--executor"], ["calibrate", "--workload"]], ids=lambda words: words[0])
 def test_where_nobody_answers_is_said_in_one_line(
     command: list[str], trace: Path, capsys: pytest.CaptureFixture[str]
