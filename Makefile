@@ -122,11 +122,12 @@ endif
 gen-into:
 	@$(call protoc,$(INTO))
 
-# Another language takes part with a driver: make conformance DRIVERS="--driver 'name=command'"
+# Another language takes part with drivers: make conformance DRIVERS="--driver 'name=command' --client 'name=command'". With
+# DRIVERS=--slow what takes half a minute and more is run, too.
 DRIVERS ?=
 
 .PHONY: conformance
-conformance: $(VENV)/.ready $(NODE_MODULES) ## Run the conformance kit against our services, and print scenario by language
+conformance: $(VENV)/.ready $(NODE_MODULES) ## Run the conformance kit against our services and clients, and print scenario by language
 	@$(BIN)/python clients/conformance/matrix.py $(DRIVERS)
 
 ##@ Measure

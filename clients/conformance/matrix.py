@@ -1,8 +1,9 @@
-"""Prints the matrix of `make conformance`: every scenario of schedulers and executors, by who makes the calls.
+"""Prints the matrix of `make conformance`: every scenario of schedulers, executors and clients, by language.
 
 Starts a scheduler and the example executor on loopback, and runs the kit against both: with its own calls, in
 TypeScript where Node is and `npm ci` has been run in clients/typescript, and through each driver that is named
-(`--driver NAME=COMMAND`). Exit status 1 where anything does not hold.
+(`--driver NAME=COMMAND`). Then it lets the clients of both languages, and those that are named
+(`--client NAME=COMMAND`), meet servers that go wrong. Exit status 1 where anything does not hold.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from metronome_conformance import Result, Verdict, load_scenarios
+from metronome_conformance.client_kit import run_client_scenarios
 from metronome_conformance.driver import ProcessDriver
 from metronome_conformance.executor_kit import ExecutorUnderTest, run_executor_scenarios
 from metronome_conformance.planner import ServedPlanner
@@ -31,6 +33,7 @@ from metronome_conformance.wire import Driver, PythonDriver
 ROOT = Path(__file__).parents[2]
 EXECUTOR = ROOT / "clients/examples/python/executor.py"
 TYPESCRIPT = ROOT / "clients/typescript"
+PYTHON_CLIENT = ROOT / "clients/python/conformance"
 START_S = 30.0
 
 MakeDriver = Callable[[str], Driver]
@@ -38,18 +41,25 @@ MakeDriver = Callable[[str], Driver]
 
 def main() -> int:
     """Run all, print the matrix, and give the exit status."""
-    drivers: dict[str, MakeDriver] = {"python": PythonDriver, **_typescript(), **_named()}
+    options, build = _options(), _build()
+    drivers: dict[str, MakeDriver] = {"python": PythonDriver}
+    if build is not None:
+        command = ["node", str(build / "driver.js")]
+        drivers["typescript"] = lambda address: ProcessDriver(command, address)
+    for name, command in options.driver:
+        drivers[name] = lambda address, command=command: ProcessDriver(command, address)
     found = {kind: {name: _results(kind, make) for name, make in drivers.items()} for kind in ("scheduler", "executor")}
-    table = Table(title="conformance: scenarios by language", title_justify="left")
-    for heading in ("", "scenario", *drivers):
-        table.add_column(heading)
-    for kind, columns in found.items():
-        for row in zip(*columns.values(), strict=True):
-            table.add_row(kind, row[0].scenario.name, *(result.verdict.value for result in row))
-    Console().print(table)
+    clients = {"python": [sys.executable, str(PYTHON_CLIENT / "sync_driver.py")]}
+    clients["python asyncio"] = [sys.executable, str(PYTHON_CLIENT / "async_driver.py")]
+    if build is not None:
+        clients["typescript"] = ["node", str(build / "client-driver.js")]
+    clients |= dict(options.client)
+    of_clients = {name: _results_of_client(command, slow=options.slow) for name, command in clients.items()}
+    _print("who makes the calls", found)
+    _print("whose client meets faults", {"client": of_clients})
     broken = [
         f"{result.scenario.name} ({name}): {'; '.join(result.findings)}"
-        for columns in found.values()
+        for columns in (*found.values(), of_clients)
         for name, results in columns.items()
         for result in results
         if result.verdict is not Verdict.HOLDS
@@ -59,23 +69,46 @@ def main() -> int:
     return bool(broken)
 
 
-def _typescript() -> dict[str, MakeDriver]:
-    """Compiled anew, where what it takes is there."""
+def _print(title: str, found: Mapping[str, Mapping[str, Sequence[Result]]]) -> None:
+    table = Table(title=f"conformance: scenarios by language, {title}", title_justify="left")
+    for heading in ("", "scenario", *next(iter(found.values()))):
+        table.add_column(heading)
+    for kind, columns in found.items():
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(kind, row[0].scenario.name, *(result.verdict.value for result in row))
+    Console().print(table)
+
+
+def _build() -> Path | None:
+    """TypeScript's drivers, compiled anew, where what it takes is there."""
     node, compiler = shutil.which("node"), TYPESCRIPT / "node_modules/.bin/tsc"
     if node is None or not compiler.exists():
         print("TypeScript is left out: it needs Node, and `npm ci` in clients/typescript", file=sys.stderr)
-        return {}
+        return None
     for project in ("tsconfig.build.json", "tsconfig.json"):
         subprocess.run([compiler, "--project", project], cwd=TYPESCRIPT, check=True)
-    command = [node, str(TYPESCRIPT / "build/typescript/conformance/driver.js")]
-    return {"typescript": lambda address: ProcessDriver(command, address)}
+    return TYPESCRIPT / "build/typescript/conformance"
 
 
-def _named() -> dict[str, MakeDriver]:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--driver", action="append", default=[], metavar="NAME=COMMAND", help="another language")
-    pairs = [given.partition("=") for given in parser.parse_args().driver]
-    return {name: lambda address, c=command: ProcessDriver(shlex.split(c), address) for name, _, command in pairs}
+    for name, text in (("driver", "another language's calls"), ("client", "another language's client")):
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME=COMMAND", type=_named, help=text)
+    parser.add_argument("--slow", action="store_true", help="what takes half a minute and more, too")
+    return parser.parse_args()
+
+
+def _named(given: str) -> tuple[str, list[str]]:
+    name, _, command = given.partition("=")
+    return name, shlex.split(command)
+
+
+def _results_of_client(command: Sequence[str], *, slow: bool) -> Sequence[Result]:
+    driver = ProcessDriver(command)
+    try:
+        return list(run_client_scenarios(driver, load_scenarios("client", slow=slow)))
+    finally:
+        driver.close()
 
 
 def _results(kind: str, make: MakeDriver) -> Sequence[Result]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from metronome_conformance import Result, Verdict, load_scenarios
+from metronome_conformance.client_kit import run_client_scenarios
 from metronome_conformance.driver import ProcessDriver
 from metronome_conformance.executor_kit import ExecutorUnderTest, run_executor_scenarios
 from metronome_conformance.planner import ServedPlanner
@@ -107,6 +108,14 @@ def test_what_a_scheduler_promises_is_seen_from_typescript(
     scheduler: Service, driver: Callable[[str], ProcessDriver]
 ) -> None:
     assert broken(run_scheduler_scenarios(driver(scheduler.address), load_scenarios("scheduler"))) == {}
+
+
+def test_the_client_meets_every_fault(node: str) -> None:
+    driver = ProcessDriver([node, str(BUILD / "typescript" / "conformance" / "client-driver.js")])
+    try:
+        assert broken(run_client_scenarios(driver, load_scenarios("client"))) == {}
+    finally:
+        driver.close()
 
 
 def test_an_executor_in_typescript_keeps_every_promise(node: str, driver: Callable[[str], ProcessDriver]) -> None:

@@ -32,7 +32,7 @@ class ProcessDriver:
     """Starts the program, and ends it with `close`. `address`: whom it calls."""
 
     def __init__(self, command: Sequence[str], address: str = "") -> None:
-        self._address = address
+        self.address = address
         self._ids = itertools.count(1)
         self._inboxes: dict[int, queue.Queue[Json | None]] = {}
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class ProcessDriver:
         if not content:
             content = {"requests": request if isinstance(request, list) else [request]}
         service = method_named(method).containing_service.full_name
-        order = {"start": f"{service}/{method.partition('/')[2]}", "address": self._address, **content}
+        order = {"start": f"{service}/{method.partition('/')[2]}", "address": self.address, **content}
         return self.ask(
             order, timeout_s=timeout_s, answer=message_factory.GetMessageClass(method_named(method).output_type)
         )
@@ -108,7 +108,7 @@ class ProcessCall:
     ) -> None:
         self._driver, self._id, self._inbox, self._timeout_s = driver, id, inbox, timeout_s
         self._answer = answer
-        self._messages: list[Json] = []
+        self.messages: list[Json] = []
         self.end: Json | None = None
 
     def next_message(self) -> Json | None:
@@ -127,7 +127,7 @@ class ProcessCall:
         message: Json = content["message"]
         if self._answer is not None:  # either spelling of names is JSON of protobuf
             message = as_json(json_format.ParseDict(message, self._answer()))
-        self._messages.append(message)
+        self.messages.append(message)
         return message
 
     def outcome(self) -> Outcome:
@@ -137,7 +137,7 @@ class ProcessCall:
         end = self.end or {}
         details = base64.b64decode(end.get("details", ""))
         return Outcome(
-            code=end["code"], messages=tuple(self._messages), refusal=refusal_from(end.get("message", ""), details)
+            code=end["code"], messages=tuple(self.messages), refusal=refusal_from(end.get("message", ""), details)
         )
 
     def cancel(self) -> None:

@@ -10,6 +10,7 @@ Steps, beside those that matching.py judges:
     until: {...}            wait until the books are so: idle, waiting, running (numbers of requests), bent (plans)
     counters: {...}         how much the executor's counters rose at least, since the scenario began
     health: NAMES           each is SERVING
+    pings: {...}            `times` keepalive pings, one each `every_s` seconds, which the server must not take amiss
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
 from metronome.scheduler.v1 import state_pb2
 from metronome_conformance.matching import differences
+from metronome_conformance.pings import ping_fault
 from metronome_conformance.planner import Planner
 from metronome_conformance.report import Result, Verdict
 from metronome_conformance.scenario import Scenario, ScenarioError, expanded
@@ -176,6 +178,9 @@ class _Run:
                 yield from self._wait(wanted)
             case {"counters": wanted}:
                 yield from self._counter_differences(wanted, before)
+            case {"pings": pings}:
+                fault = ping_fault(self.driver.address, **pings)
+                yield from () if fault is None else (fault,)
             case {"health": names}:
                 yield from (
                     f"health of {name!r} is not SERVING" for name in names if not self.executor.is_serving(name)

@@ -8,7 +8,7 @@ row by row), and `{$of: name.text, from: a, to: b}` (part of what an earlier ste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import yaml
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
-_KEYS = {"promise", "source", "needs", "destructive", "steps"}
+_KEYS = {"promise", "source", "needs", "destructive", "slow", "steps"}
+_KEYS_OF_CLIENTS = _KEYS | {"servers", "client"}
 
 
 class ScenarioError(Exception):
@@ -28,7 +29,8 @@ class Scenario:
     """One promise and how to see whether it is kept.
 
     `promise`: the sentence of the contract; `source`: where it stands; `needs`: what the server must have for it
-    ("swap", "queue_limit"), without which it is skipped; `destructive`: the server serves nobody afterwards.
+    ("swap", "queue_limit"), without which it is skipped; `destructive`: the server serves nobody afterwards; `slow`: it
+    takes half a minute or more. Of a client: `servers`, what they do (fault_server.py), and `client`, its settings.
     """
 
     name: str
@@ -37,16 +39,24 @@ class Scenario:
     source: str
     needs: tuple[str, ...]
     destructive: bool
+    slow: bool
     steps: tuple[Mapping[str, Any], ...]
+    servers: tuple[Mapping[str, Any], ...] = ()
+    client: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_scenarios(kind: str, *, only: Sequence[str] = (), directory: Path = SCENARIOS) -> tuple[Scenario, ...]:
-    """All of a kind by name, destructive ones last. Raises ScenarioError, also where `only` names a stranger."""
+def load_scenarios(
+    kind: str, *, only: Sequence[str] = (), slow: bool = False, directory: Path = SCENARIOS
+) -> tuple[Scenario, ...]:
+    """All of a kind by name, destructive ones last; `slow`, or by name: those that take half a minute, too.
+
+    Raises ScenarioError, also where `only` names a stranger.
+    """
     found = [_load(file, kind) for file in sorted((directory / kind).glob("*.yaml"))]
     unknown = set(only) - {scenario.name for scenario in found}
     if unknown:
         raise ScenarioError(f"no scenario is named {', '.join(sorted(unknown))}")
-    chosen = [scenario for scenario in found if not only or scenario.name in only]
+    chosen = [one for one in found if (one.name in only if only else slow or not one.slow)]
     return tuple(sorted(chosen, key=lambda scenario: scenario.destructive))
 
 
@@ -55,8 +65,9 @@ def _load(file: Path, kind: str) -> Scenario:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ScenarioError(f"{file.name}: {error}") from None
-    if not isinstance(content, dict) or not {"promise", "source", "steps"} <= set(content) <= _KEYS:
-        raise ScenarioError(f"{file.name}: needs promise, source and steps, and may have {', '.join(sorted(_KEYS))}")
+    keys = _KEYS_OF_CLIENTS if kind == "client" else _KEYS
+    if not isinstance(content, dict) or not {"promise", "source", "steps"} <= set(content) <= keys:
+        raise ScenarioError(f"{file.name}: needs promise, source and steps, and may have {', '.join(sorted(keys))}")
     return Scenario(
         name=file.stem,
         kind=kind,
@@ -64,7 +75,10 @@ def _load(file: Path, kind: str) -> Scenario:
         source=content["source"],
         needs=tuple(content.get("needs", ())),
         destructive=bool(content.get("destructive", False)),
+        slow=bool(content.get("slow", False)),
         steps=tuple(content["steps"]),
+        servers=tuple(content.get("servers", ())),
+        client=content.get("client", {}),
     )
 
 

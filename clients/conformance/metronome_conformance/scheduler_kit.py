@@ -2,6 +2,7 @@
 
 Steps:
     call: METHOD    with `request` (JSON of protobuf) or `bytes` (hexadecimal), `expect` (see matching.py)
+    pings: {...}    `times` keepalive pings, one each `every_s` seconds, none of which the server takes amiss
     play: {...}     `limits`, `policy`, `requests`: an executor of integers asks for plans until all is done
 """
 
@@ -17,6 +18,7 @@ from google.protobuf import json_format
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, state_pb2
 from metronome_conformance.books import Books, row_from
 from metronome_conformance.matching import differences
+from metronome_conformance.pings import ping_fault
 from metronome_conformance.plan_rules import plan_faults
 from metronome_conformance.report import Result, Verdict
 from metronome_conformance.rows import Row
@@ -45,8 +47,11 @@ def _findings(driver: Driver, scenario: Scenario) -> Iterator[str]:
             found = list(_play(driver, expanded(step["play"], {}), step.get("expect", {})))
         elif "call" in step:
             found = list(_call(driver, step, answers))
+        elif "pings" in step:
+            fault = ping_fault(driver.address, **step["pings"])
+            found = [fault] if fault is not None else []
         else:
-            raise ScenarioError(f"{scenario.name}: step {number} neither calls nor plays")
+            raise ScenarioError(f"{scenario.name}: step {number} neither calls, plays nor pings")
         yield from (f"step {number}: {finding}" for finding in found)
         if found:
             return

@@ -74,7 +74,9 @@ class Call(Protocol):
 
 
 class Driver(Protocol):
-    """Makes calls: this kit itself, or a program in another language (`driver.py`)."""
+    """Makes calls: this kit itself, or a program in another language (`driver.py`). `address`: whom it calls."""
+
+    address: str
 
     def start(self, method: str, request: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Call:
         """Begin a call. `method`: "InferenceService/Generate"; `request`: JSON, a list of it on a stream, or bytes."""
@@ -88,6 +90,13 @@ def method_named(name: str) -> MethodDescriptor:
     service, _, method = name.partition("/")
     found: MethodDescriptor = _SERVICES[service].methods_by_name[method]
     return found
+
+
+def method_of_path(path: str) -> MethodDescriptor | None:
+    """`path`: as HTTP/2 has it, "/metronome.scheduler.v1.SchedulerService/Plan". None where the contract has it not."""
+    service, _, method = path.removeprefix("/").partition("/")
+    found = _SERVICES.get(service.rpartition(".")[2])
+    return found.methods_by_name.get(method) if found is not None and found.full_name == service else None
 
 
 def request_message(method: MethodDescriptor, content: Json) -> Message:
@@ -125,6 +134,7 @@ class PythonDriver:
     """Calls one address through grpc itself, without a client in between."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def start(self, method: str, request: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> PythonCall:

@@ -12,7 +12,7 @@ from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
 from metronome_client.channels import ANSWER_TIMEOUT_S, duration
 from metronome_client.client import AsyncClient
-from metronome_client.errors import error_from_call, raising_metronome_errors
+from metronome_client.errors import InternalError, error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
 from metronome_client.inference import GENERATE, SERVICE
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
@@ -54,7 +54,7 @@ class AsyncInferenceClient(AsyncClient):
                 try:
                     async for message in call:
                         has_begun = True
-                        event = event_from_message(message)
+                        event = event_from_message(parsed(message))
                         if event is not None:
                             yield event
                 except grpc.RpcError as error:
@@ -99,7 +99,7 @@ class AsyncInferenceClient(AsyncClient):
             call = self._executor.WatchState(request)
             try:
                 async for message in call:
-                    yield message
+                    yield parsed(message)
             finally:
                 call.cancel()
 
@@ -117,6 +117,13 @@ async def ask_async(method: Callable[..., Awaitable[_Response]], request: Any, a
     """Make a call without side effects, again where that may help. Raises MetronomeError."""
     while True:
         try:
-            return await method(request, timeout=attempts.timeout_s)
+            return parsed(await method(request, timeout=attempts.timeout_s))
         except grpc.RpcError as error:
             await asyncio.sleep(attempts.pause_s(error_from_call(error)))
+
+
+def parsed(message: _Response | None) -> _Response:
+    """gRPC for asyncio gives None for bytes that are no message, where gRPC for threads ends the call."""
+    if message is None:
+        raise InternalError(grpc.StatusCode.INTERNAL, "", "the answer is no message of its type", {})
+    return message

@@ -26,10 +26,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A peer that vanished without a word is noticed while a call is open; the services allow pings at this interval.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # else a ping that is under way gets a minute
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),  # see retry.py
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # in spite of its name: how long connecting may take
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 

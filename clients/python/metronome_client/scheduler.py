@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
+
 import grpc
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from metronome_client.aio import ask_async
+from metronome_client.aio import ask_async, parsed
 from metronome_client.client import AsyncClient, Client
+from metronome_client.errors import raising_metronome_errors
 from metronome_client.inference import ask
 
 SERVICE = "metronome.scheduler.v1.SchedulerService"
@@ -29,6 +33,21 @@ class SchedulerClient(Client):
         `request_table` writes the table of a state from lists or arrays, `decision` reads a plan.
         """
         return ask(self._scheduler.Plan, request, self._connection.attempts(None))
+
+    def plan_stream(
+        self, requests: Iterable[scheduler_pb2.PlanRequest], *, timeout_s: float = math.inf
+    ) -> Generator[scheduler_pb2.PlanResponse, None, None]:
+        """Ask for plan after plan on one stream: each request is answered in order, as `plan` would.
+
+        `requests` is read in a thread of gRPC's, ahead of the answers. Leaving or closing the iterator ends the stream.
+        One that breaks is not begun again by itself: requests hold all, so go on with the next on a new one.
+        """
+        with raising_metronome_errors():
+            call = self._scheduler.PlanStream(iter(requests), timeout=self._connection.attempts(timeout_s).timeout_s)
+            try:
+                yield from call
+            finally:
+                call.cancel()  # type: ignore[no-untyped-call]  # grpc's stubs leave it bare
 
     def verify(self, request: scheduler_pb2.VerifyRequest) -> tuple[scheduler_pb2.Violation, ...]:
         """Ask which invariants a plan breaks; none: it keeps them all."""
@@ -56,6 +75,22 @@ class AsyncSchedulerClient(AsyncClient):
     async def plan(self, request: scheduler_pb2.PlanRequest) -> scheduler_pb2.PlanResponse:
         """Ask for the plan of a state."""
         return await ask_async(self._scheduler.Plan, request, self._connection.attempts(None))
+
+    async def plan_stream(
+        self,
+        requests: Iterable[scheduler_pb2.PlanRequest] | AsyncIterable[scheduler_pb2.PlanRequest],
+        *,
+        timeout_s: float = math.inf,
+    ) -> AsyncGenerator[scheduler_pb2.PlanResponse, None]:
+        """Ask for plan after plan on one stream; `requests` is read ahead of the answers."""
+        with raising_metronome_errors():
+            source = aiter(requests) if isinstance(requests, AsyncIterable) else iter(requests)
+            call = self._scheduler.PlanStream(source, timeout=self._connection.attempts(timeout_s).timeout_s)
+            try:
+                async for message in call:
+                    yield parsed(message)
+            finally:
+                call.cancel()
 
     async def verify(self, request: scheduler_pb2.VerifyRequest) -> tuple[scheduler_pb2.Violation, ...]:
         """Ask which invariants a plan breaks; none: it keeps them all."""

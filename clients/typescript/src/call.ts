@@ -1,15 +1,20 @@
 /** One try of a call on one channel: promises and iterables over gRPC, with errors of the contract. */
 
+import { once } from "node:events";
 import {
+  create,
   type DescMessage,
+  type DescMethodBiDiStreaming,
   type DescMethodServerStreaming,
   type DescMethodUnary,
   fromBinary,
+  type MessageInitShape,
   type MessageShape,
   toBinary,
 } from "@bufbuild/protobuf";
 import {
   type Client,
+  type ClientDuplexStream,
   type ClientReadableStream,
   type ClientUnaryCall,
   Metadata,
@@ -17,6 +22,9 @@ import {
 } from "@grpc/grpc-js";
 import type { Bounds } from "./bounds.js";
 import { errorFromCall } from "./errors.js";
+
+/** What a stream of requests is read from. */
+export type Requests<I extends DescMessage> = Iterable<MessageInitShape<I>> | AsyncIterable<MessageInitShape<I>>;
 
 /** Calls a method that answers once. Throws MetronomeError, or the reason of the signal that ended it. */
 export async function unaryOnce<I extends DescMessage, O extends DescMessage>(
@@ -85,7 +93,81 @@ export async function* streamOnce<I extends DescMessage, O extends DescMessage>(
   }
 }
 
-function pathOf(method: DescMethodUnary | DescMethodServerStreaming): string {
+/**
+ * Calls a method with a stream each way. Leaving the loop cancels the call, and what gave the requests is told to end.
+ *
+ * Throws MetronomeError, the reason of the signal that ended it, or what the requests' own source threw.
+ */
+export async function* bidiOnce<I extends DescMessage, O extends DescMessage>(
+  channel: Client,
+  method: DescMethodBiDiStreaming<I, O>,
+  requests: Requests<I>,
+  bounds: Bounds,
+): AsyncGenerator<MessageShape<O>, void, undefined> {
+  bounds.throwIfEnded();
+  const call: ClientDuplexStream<Buffer, MessageShape<O>> = channel.makeBidiStreamRequest(
+    pathOf(method),
+    asItIs,
+    (answer: Buffer) => fromBinary(method.output, answer),
+    new Metadata(),
+    { deadline: bounds.deadlineMs },
+  );
+  call.on("error", () => undefined); // what comes after the loop was left: that it was cancelled
+  const forget = bounds.whenEnded(() => call.cancel());
+  const ended = new AbortController();
+  let fault: unknown;
+  sendAll(call, method.input, requests, ended.signal).catch((error: unknown) => {
+    fault ??= error;
+    call.cancel();
+  });
+  try {
+    for await (const message of call as AsyncIterable<MessageShape<O>>) {
+      bounds.throwIfEnded();
+      yield message;
+    }
+  } catch (error) {
+    bounds.throwIfEnded();
+    throw fault ?? readable(error);
+  } finally {
+    ended.abort();
+    forget();
+    call.cancel();
+  }
+  if (fault !== undefined) {
+    throw fault; // a call that is cancelled before it began ends without a word
+  }
+}
+
+/** As fast as the other side takes them. */
+async function sendAll<I extends DescMessage>(
+  call: ClientDuplexStream<Buffer, unknown>,
+  schema: I,
+  requests: Requests<I>,
+  ended: AbortSignal,
+): Promise<void> {
+  for await (const request of requests) {
+    if (ended.aborted) {
+      return;
+    }
+    const isFull = !call.write(serialized(schema, create(schema, request)));
+    if (isFull && !(await drained(call, ended))) {
+      return;
+    }
+  }
+  call.end();
+}
+
+/** Whether more may be written; else the call is over, and its answers' end says why. */
+async function drained(call: ClientDuplexStream<Buffer, unknown>, ended: AbortSignal): Promise<boolean> {
+  try {
+    await once(call, "drain", { signal: ended });
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function pathOf(method: DescMethodUnary | DescMethodServerStreaming | DescMethodBiDiStreaming): string {
   return `/${method.parent.typeName}/${method.name}`;
 }
 

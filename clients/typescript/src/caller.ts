@@ -1,9 +1,15 @@
 /** Calls the servers of a client: picks one, tries again where the contract allows it, and keeps to the deadline. */
 
-import type { DescMessage, DescMethodServerStreaming, DescMethodUnary, MessageShape } from "@bufbuild/protobuf";
+import type {
+  DescMessage,
+  DescMethodBiDiStreaming,
+  DescMethodServerStreaming,
+  DescMethodUnary,
+  MessageShape,
+} from "@bufbuild/protobuf";
 import { MethodOptions_IdempotencyLevel } from "@bufbuild/protobuf/wkt";
 import { Bounds, type CallOptions, DEFAULT_TIMEOUT_MS } from "./bounds.js";
-import { streamOnce, unaryOnce } from "./call.js";
+import { bidiOnce, type Requests, streamOnce, unaryOnce } from "./call.js";
 import type { ChannelSettings } from "./channel.js";
 import { type Endpoint, Endpoints } from "./endpoints.js";
 import { MetronomeError } from "./errors.js";
@@ -70,6 +76,16 @@ export class Caller {
         await tries.afterFailure(error);
       }
     }
+  }
+
+  /** Calls a method with a stream each way, on the next server in turn. It is not tried again: its requests are read once. */
+  bidi<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodBiDiStreaming<I, O>,
+    requests: Requests<I>,
+    options: CallOptions & { readonly timeoutMs: number },
+  ): AsyncGenerator<MessageShape<O>, void, undefined> {
+    const tries = this.#tries(false, options);
+    return bidiOnce(tries.next().channel, method, requests, tries.bounds);
   }
 
   close(): void {

@@ -177,9 +177,15 @@ const BY_CODE: Partial<Record<Code, ErrorClass>> = {
 // gRPC refuses a message over a limit before the service sees it, in words of its own and without details.
 const TOO_LARGE = /(message|size) larger than/i;
 
+// A connection that the server ends with an error is told as INTERNAL by gRPC for Node, and as UNAVAILABLE by all others.
+const BROKEN = /RST_STREAM.*session closed/i;
+
 /** The error of a failed call. */
 export function errorFromCall(call: StatusOfCall): MetronomeError {
   const failure = failureOf(call);
+  if (failure.code === "INTERNAL" && failure.reason === "" && BROKEN.test(failure.message)) {
+    return new UnavailableError({ ...failure, code: "UNAVAILABLE" });
+  }
   if (failure.code === "RESOURCE_EXHAUSTED" && failure.reason === "" && TOO_LARGE.test(failure.message)) {
     return new MessageTooLargeError({ ...failure, reason: "MESSAGE_TOO_LARGE" });
   }

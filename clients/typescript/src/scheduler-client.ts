@@ -2,6 +2,7 @@
 
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { CallOptions } from "./bounds.js";
+import type { Requests } from "./call.js";
 import { Caller, type ClientOptions } from "./caller.js";
 import {
   ListProfilesRequestSchema,
@@ -36,6 +37,19 @@ export class SchedulerClient {
   /** Asks for the plan of a state; `requestTable` writes the table of requests. It changes nothing anywhere. */
   async plan(request: MessageInitShape<typeof PlanRequestSchema>, options: CallOptions = {}): Promise<PlanResponse> {
     return this.#caller.unary(SchedulerService.method.plan, create(PlanRequestSchema, request), options);
+  }
+
+  /**
+   * Asks for plan after plan on one stream: each request is answered in order, as `plan` would.
+   *
+   * `requests` is read ahead of the answers. Leaving the loop ends the stream, and `requests` with it. Without `timeoutMs` it has
+   * no deadline. A stream that breaks is not begun again by itself: requests hold all, so go on with the next on a new one.
+   */
+  planStream(
+    requests: Requests<typeof PlanRequestSchema>,
+    { signal, timeoutMs = Number.POSITIVE_INFINITY }: CallOptions = {},
+  ): AsyncGenerator<PlanResponse, void, undefined> {
+    return this.#caller.bidi(SchedulerService.method.planStream, requests, { signal, timeoutMs });
   }
 
   /** Asks which invariants a plan breaks; none: it keeps them all. */

@@ -144,29 +144,6 @@ describe("a call that failed", { timeout: HANG_MS }, () => {
     assert.ok(draining.calls.includes("detokenize") && draining.calls.includes("generate"));
   });
 
-  const rows: [string, grpc.status, string, number][] = [
-    ["while nobody serves", grpc.status.UNAVAILABLE, "MODEL_LOADING", 3],
-    ["not where it was at fault", grpc.status.INVALID_ARGUMENT, "UNKNOWN_TOKEN", 1],
-    ["not where the service failed", grpc.status.INTERNAL, "REQUEST_FAILED", 1],
-    ["not over a limit, where nobody says when", grpc.status.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1],
-  ];
-  for (const [name, code, reason, expected] of rows) {
-    it(`is tried again ${name}`, async () => {
-      const refused = refusing(code, reason);
-      const server = await serve({ detokenize: refused, generate: refused, cancel: refused });
-      const retry = { maxAttempts: 3, initialBackoffMs: 1 };
-      using executor = new InferenceClient(server.address, { retry });
-      await assert.rejects(executor.detokenize([]), { reason });
-      await assert.rejects(collect(executor.generate("hello")), { reason });
-      await assert.rejects(executor.cancel("r"), { reason });
-      const counts = ["detokenize", "generate", "cancel"].map(
-        (method) => server.calls.filter((call) => call === method).length,
-      );
-      assert.deepEqual(counts, [expected, expected, 1]); // the contract does not mark `Cancel` as free of side effects
-      server.stop();
-    });
-  }
-
   it("is given up when its caller has gone", async () => {
     const server = await serve({ detokenize: refusing(grpc.status.UNAVAILABLE, "MODEL_LOADING") });
     const retry = { maxAttempts: 3, initialBackoffMs: 3_600_000, maxBackoffMs: 3_600_000 };

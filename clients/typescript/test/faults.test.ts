@@ -1,4 +1,7 @@
-/** Whatever goes wrong, a call ends, with the error that says what it was. No test here waits longer than its own bound. */
+/**
+ * Faults that need more than a server that goes wrong by a script: those are scenarios of the conformance kit. Whatever goes wrong, a
+ * call ends, with the error that says what it was.
+ */
 
 import assert from "node:assert/strict";
 import { after, before, describe, it } from "node:test";
@@ -13,7 +16,6 @@ import {
   type ExecutorProcess,
   HANG_MS,
   isIdle,
-  NOBODY,
   pem,
   startExecutor,
   TLS_SCHEDULER,
@@ -30,36 +32,11 @@ async function begun(executor: InferenceClient, options = {}): Promise<AsyncGene
   return events;
 }
 
-describe("nobody there", { timeout: HANG_MS }, () => {
-  for (const address of [NOBODY, "no-such-host.invalid:50052"]) {
-    for (const retry of [{ maxAttempts: 1 }, { maxAttempts: 3, initialBackoffMs: 10 }]) {
-      it(`is said at ${address} with ${JSON.stringify(retry)}`, async () => {
-        using absent = new InferenceClient(address, { retry });
-        await assert.rejects(absent.modelInfo(), (error) => {
-          assert.ok(error instanceof client.UnavailableError);
-          assert.deepEqual([error.code, error.reason], ["UNAVAILABLE", ""]);
-          return true;
-        });
-        await assert.rejects(collect(absent.generate("hello")), client.UnavailableError);
-        await assert.rejects(absent.cancel("r"), client.UnavailableError);
-      });
-    }
-  }
-
-  it("is said sooner than a pause that would outlast the deadline", async () => {
-    const retry = { initialBackoffMs: 3_600_000, maxBackoffMs: 3_600_000 };
-    using absent = new InferenceClient(NOBODY, { retry });
-    await assert.rejects(absent.modelInfo({ timeoutMs: 2_000 }), client.MetronomeError);
-  });
-});
-
 describe("a deadline that passes", { timeout: HANG_MS }, () => {
-  it("ends a call that nobody answers", async () => {
+  it("may be zero, and a signal ends a call that nobody answers", async () => {
     const silent = await proxy(undefined);
-    using executor = new InferenceClient(silent.address, { timeoutMs: 200 });
-    await assert.rejects(executor.modelInfo(), client.DeadlineExceededError);
+    using executor = new InferenceClient(silent.address);
     await assert.rejects(executor.modelInfo({ timeoutMs: 0 }), client.DeadlineExceededError);
-    await assert.rejects(collect(executor.generate("hello", { timeoutMs: 200 })), client.DeadlineExceededError);
     await assert.rejects(executor.modelInfo({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
     silent.stop();
   });
@@ -75,24 +52,6 @@ describe("a deadline that passes", { timeout: HANG_MS }, () => {
   });
 });
 
-describe("a line that is cut", { timeout: HANG_MS }, () => {
-  it("ends an answer that has begun, once, and not another call", async () => {
-    const line = await proxy(EXECUTOR);
-    using executor = new InferenceClient(line.address);
-    const events = await begun(executor);
-    line.cut();
-    const rest: Event[] = [];
-    await assert.rejects(async () => {
-      for await (const event of events) {
-        rest.push(event);
-      }
-    }, client.UnavailableError);
-    assert.ok(rest.every((event) => event.kind !== "started")); // it was not begun anew
-    assert.equal((await executor.modelInfo()).vocabSize, 300);
-    line.stop();
-  });
-});
-
 describe("a message over the limit", { timeout: HANG_MS }, () => {
   it("is not sent", async () => {
     using executor = new InferenceClient(EXECUTOR, { maxMessageBytes: 1_000 });
@@ -104,11 +63,6 @@ describe("a message over the limit", { timeout: HANG_MS }, () => {
     using executor = new InferenceClient(EXECUTOR, { maxMessageBytes: 20 });
     await assert.rejects(executor.state(), client.MessageTooLargeError);
     await assert.rejects(collect(executor.watchState()), client.MessageTooLargeError);
-  });
-
-  it("is refused by the service", async () => {
-    using executor = new InferenceClient(EXECUTOR, { maxMessageBytes: 100 * 2 ** 20 });
-    await assert.rejects(executor.tokenize("a".repeat(65 * 2 ** 20)), client.MessageTooLargeError);
   });
 });
 
@@ -135,26 +89,14 @@ describe("a certificate", { timeout: HANG_MS }, () => {
     });
   });
 
-  it("of another name is refused, unless that is the name asked for", async () => {
+  it("of another name is taken, where that is the name asked for", async () => {
     const foreign = { cert: pem("elsewhere.pem"), key: pem("elsewhere.key") };
     const line = await tlsProxy(EXECUTOR, foreign);
-    using executor = new InferenceClient(`localhost:${line.port}`, { ...ONCE, tls: { rootCertificates } });
-    await assert.rejects(executor.modelInfo(), (error) => {
-      assert.ok(error instanceof client.UnavailableError);
-      assert.match(error.message, /certificate's altnames/);
-      return true;
-    });
     const tls = { rootCertificates, serverName: "elsewhere.test" };
     using trusting = new InferenceClient(`localhost:${line.port}`, { ...ONCE, tls });
     const events = await collect(trusting.generate("hello", { ...LONG, maxTokens: 3 }));
     assert.equal(events.at(-1)?.kind, "finished");
     line.stop();
-  });
-
-  it("is missed by whoever speaks TLS to a server that does not, and the other way round", async () => {
-    using encrypted = new InferenceClient(EXECUTOR, { ...ONCE, tls: { rootCertificates } });
-    await assert.rejects(encrypted.modelInfo({ timeoutMs: 3_000 }), client.MetronomeError);
-    await assert.rejects(numProfiles(undefined), client.MetronomeError);
   });
 });
 
@@ -171,22 +113,19 @@ describe("a token", { timeout: HANG_MS }, () => {
     });
   };
 
-  it("that is right lets in, and one that is wrong or missing does not", async () => {
+  it("may be given for each call, and one that cannot be had ends the call", async () => {
     const server = await serve({ detokenize }, { credentials });
     const tokens = ["right", () => "right", async () => "right"];
     for (const token of tokens) {
       using executor = new InferenceClient(server.address, { tls, token });
       assert.equal(await executor.detokenize([]), "yes");
     }
-    for (const token of ["wrong", undefined, () => Promise.reject(new Error("no token today"))]) {
-      using executor = new InferenceClient(server.address, { tls, token });
-      await assert.rejects(executor.detokenize([]), { name: "UnauthenticatedError" });
-    }
+    using executor = new InferenceClient(server.address, {
+      tls,
+      token: () => Promise.reject(new Error("no token today")),
+    });
+    await assert.rejects(executor.detokenize([]), { name: "UnauthenticatedError" });
     server.stop();
-  });
-
-  it("never leaves unencrypted", () => {
-    assert.throws(() => new InferenceClient(EXECUTOR, { token: "right" }), TypeError);
   });
 });
 
@@ -209,18 +148,6 @@ describe("an executor with one place and one to wait in", { timeout: 2 * HANG_MS
     await running.next(); // it runs, so that the next one waits
     return [running, await begun(once)] as const;
   }
-
-  it("says that it is full, and when to come again", async () => {
-    const answers = await occupy();
-    await assert.rejects(collect(once.generate("hello")), (error) => {
-      assert.ok(error instanceof client.QueueFullError);
-      assert.ok((error.retryDelayMs ?? 0) > 0);
-      return true;
-    });
-    for (const events of answers) {
-      await events.return();
-    }
-  });
 
   it("is come back to, when it says, by a client that tries again", async () => {
     const answers = await occupy();

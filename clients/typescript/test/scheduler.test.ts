@@ -6,7 +6,7 @@ import { create } from "@bufbuild/protobuf";
 import * as contract from "../src/contract/scheduler.js";
 import * as client from "../src/index.js";
 import { type Columns, decision, requestTable, SchedulerClient } from "../src/index.js";
-import { SCHEDULER } from "./services.js";
+import { collect, HANG_MS, SCHEDULER, until } from "./services.js";
 
 const scheduler = new SchedulerClient(SCHEDULER);
 after(() => scheduler.close());
@@ -161,6 +161,72 @@ describe("a decision", () => {
       ],
     );
     assert.deepEqual([read.scheduled.size, read.admit, read.resume], [0, [], []]);
+  });
+});
+
+describe("a stream of plans", { timeout: HANG_MS }, () => {
+  const request = { state: stateWith(TABLE) };
+
+  it("answers each request as a call does, one after the other", async () => {
+    const { plans } = await scheduler.plan(request);
+    let answered: () => void = () => undefined;
+    async function* passAfterPass() {
+      for (let i = 0; i < 3; i++) {
+        yield request;
+        await new Promise<void>((resolve) => (answered = resolve)); // the next state follows from the plan
+      }
+    }
+    let numAnswers = 0;
+    for await (const answer of scheduler.planStream(passAfterPass())) {
+      assert.deepEqual(answer.plans, plans);
+      numAnswers++;
+      answered();
+    }
+    assert.equal(numAnswers, 3);
+    assert.equal((await collect(scheduler.planStream([request, request]))).length, 2);
+  });
+
+  it("ends with the first request that is refused", async () => {
+    const answers: unknown[] = [];
+    await assert.rejects(async () => {
+      for await (const answer of scheduler.planStream([request, {}, request])) {
+        answers.push(answer);
+      }
+    }, client.MissingFieldError);
+    assert.equal(answers.length, 1);
+  });
+
+  it("ends with what its requests' source throws, or what they cannot hold", async () => {
+    async function* broken() {
+      yield request;
+      throw new Error("no more states");
+    }
+    await assert.rejects(collect(scheduler.planStream(broken())), /no more states/);
+    const half = { state: { nowUs: 1n, executors: [{ limits: { maxNumSeqs: 1.5 } }] } };
+    await assert.rejects(collect(scheduler.planStream([half])), RangeError);
+  });
+
+  it("ends when its caller leaves or aborts, and ends its source", async () => {
+    let hasEnded = false;
+    async function* endless() {
+      try {
+        for (;;) {
+          yield request;
+        }
+      } finally {
+        hasEnded = true;
+      }
+    }
+    for await (const _ of scheduler.planStream(endless())) {
+      break;
+    }
+    await until(() => hasEnded);
+    const abort = new AbortController();
+    const answers = scheduler.planStream(endless(), { signal: abort.signal });
+    await answers.next();
+    abort.abort(new Error("enough"));
+    await assert.rejects(collect(answers), /enough/);
+    await assert.rejects(collect(scheduler.planStream(endless(), { timeoutMs: 200 })), client.DeadlineExceededError);
   });
 });
 

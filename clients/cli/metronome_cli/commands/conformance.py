@@ -18,6 +18,7 @@ from metronome_cli.options import ADDRESS, DEFAULT_SCHEDULER
 
 if TYPE_CHECKING:
     from metronome_conformance import Result, Scenario
+    from metronome_conformance.driver import ProcessDriver
     from metronome_conformance.wire import Driver
 
 EXIT_BROKEN = 1
@@ -28,16 +29,21 @@ _STYLES = {"holds": "green", "broken": "bold red", "skipped": "dim"}
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML, too."),
+        click.option("--slow", is_flag=True, help="Run what takes half a minute and more, too."),
         click.option("--only", multiple=True, metavar="NAME", help="Run this scenario alone; may be repeated."),
-        click.option("--driver", metavar="COMMAND", help="Make the calls through this program (another language)."),
     ):
         command = option(command)
     return command
 
 
+_driver_option = click.option(
+    "--driver", metavar="COMMAND", help="Make the calls through this program (another language)."
+)
+
+
 @click.group()
 def conformance() -> None:
-    """Check that a server keeps the contract, ours or a stranger's: exit status 0 only if all holds.
+    """Check that a server or a client keeps the contract, ours or a stranger's: exit status 0 only if all holds.
 
     Every row of the table is a promise of the contract, with where it stands there. The scenarios are files that can be
     read, and are shared by all languages: clients/conformance/.
@@ -46,15 +52,16 @@ def conformance() -> None:
 
 @conformance.command()
 @click.argument("address", type=ADDRESS)
+@_driver_option
 @_options
 @click.pass_context
 def scheduler(
-    context: click.Context, address: str, junit: Path | None, only: tuple[str, ...], driver: str | None
+    context: click.Context, address: str, junit: Path | None, slow: bool, only: tuple[str, ...], driver: str | None
 ) -> None:
     """Check the scheduler at ADDRESS: it is sent states, and its plans are judged by the kit's own rules."""
     from metronome_conformance.scheduler_kit import run_scheduler_scenarios
 
-    scenarios = _scenarios("scheduler", only)
+    scenarios = _scenarios("scheduler", only, slow=slow)
     _check_listening(address, "scheduler")
     calls = _driver(driver, address)
     try:
@@ -74,6 +81,7 @@ def scheduler(
     help="Where the kit serves plans: the executor must have been started with it as its only scheduler.",
 )
 @click.option("--drain", is_flag=True, help="Run what drains the executor, too: it takes no requests afterwards.")
+@_driver_option
 @_options
 @click.pass_context
 def executor(
@@ -82,6 +90,7 @@ def executor(
     scheduler_listen: str,
     drain: bool,
     junit: Path | None,
+    slow: bool,
     only: tuple[str, ...],
     driver: str | None,
 ) -> None:
@@ -92,7 +101,7 @@ def executor(
     from metronome_conformance.executor_kit import ExecutorUnderTest, UnreadyError, run_executor_scenarios
     from metronome_conformance.planner import ServedPlanner
 
-    scenarios = [scenario for scenario in _scenarios("executor", only) if drain or not scenario.destructive]
+    scenarios = [scenario for scenario in _scenarios("executor", only, slow=slow) if drain or not scenario.destructive]
     try:
         served = ServedPlanner(scheduler_listen)
     except OSError as error:
@@ -111,11 +120,28 @@ def executor(
         served.close()
 
 
-def _scenarios(kind: str, only: tuple[str, ...]) -> Sequence[Scenario]:
+@conformance.command()
+@click.argument("driver", metavar="DRIVER")
+@_options
+@click.pass_context
+def client(context: click.Context, driver: str, junit: Path | None, slow: bool, only: tuple[str, ...]) -> None:
+    """Check a client of any language: the kit is servers that go wrong, and DRIVER, a command, uses the client."""
+    from metronome_conformance.client_kit import run_client_scenarios
+    from metronome_conformance.driver import ProcessDriver
+
+    scenarios = _scenarios("client", only, slow=slow)
+    calls = _started(lambda: ProcessDriver(shlex.split(driver)), driver)
+    try:
+        _report(context, run_client_scenarios(calls, scenarios), junit)
+    finally:
+        calls.close()
+
+
+def _scenarios(kind: str, only: tuple[str, ...], *, slow: bool) -> Sequence[Scenario]:
     from metronome_conformance import ScenarioError, load_scenarios
 
     try:
-        return load_scenarios(kind, only=only)
+        return load_scenarios(kind, only=only, slow=slow)
     except ScenarioError as error:
         raise CommandError(str(error), "see clients/conformance/") from None
 
@@ -126,8 +152,12 @@ def _driver(command: str | None, address: str) -> Driver:
 
     if command is None:
         return PythonDriver(address)
+    return _started(lambda: ProcessDriver(shlex.split(command), address), command)
+
+
+def _started(start: Callable[[], ProcessDriver], command: str) -> ProcessDriver:
     try:
-        return ProcessDriver(shlex.split(command), address)
+        return start()
     except OSError as error:
         raise CommandError(f"cannot start the driver {command!r}: {error.strerror}") from None
 
