@@ -32,31 +32,52 @@ class CommonPrefixes:
     num_free_blocks: NDArray[np.int32]
 
 
-def find_common(
-    prefixes: Sequence[list[int]], counts: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], CommonPrefixes | None]:
-    """The row of each prefix, and the tree; None where no two share a free block.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sharing:
+    """What each of several prefixes shares, [num_prefixes], and the tree of what they have in common; None: nothing."""
 
-    ``prefixes``: the cached blocks of each request; equal ones may be one list. ``counts``: [num_blocks] their holders.
-    """
-    rows = np.zeros(len(prefixes), dtype=np.int32)
-    distinct = list({id(prefix): prefix for prefix in prefixes}.values())
-    place_of = {id(prefix): place for place, prefix in enumerate(distinct)}
-    place = np.fromiter((place_of[id(prefix)] for prefix in prefixes), dtype=np.int64, count=len(prefixes))
-    length = np.fromiter(map(len, distinct), dtype=np.int64, count=len(distinct))
-    blocks = np.fromiter(chain.from_iterable(distinct), dtype=np.int64, count=int(length.sum()))
+    num_held_blocks: NDArray[np.int32]  # blocks that somebody holds
+    row: NDArray[np.int32]  # in the tree
+    common: CommonPrefixes | None
+
+
+def sharing_of(prefixes: Sequence[list[int]], counts: NDArray[np.int32]) -> Sharing:
+    """``prefixes``: the cached blocks of each request; equal ones may be one list. ``counts``: [num_blocks] holders."""
+    distinct = {id(prefix): prefix for prefix in prefixes if prefix}
+    place_of = {key: place for place, key in enumerate(distinct)}
+    place = np.fromiter((place_of.get(id(prefix), -1) for prefix in prefixes), dtype=np.int64, count=len(prefixes))
+    length = np.fromiter(map(len, distinct.values()), dtype=np.int64, count=len(distinct))
+    blocks = np.fromiter(chain.from_iterable(distinct.values()), dtype=np.int64, count=int(length.sum()))
     of = np.repeat(np.arange(len(distinct)), length)
-    num_users = np.bincount(blocks, weights=np.bincount(place, minlength=len(distinct))[of], minlength=len(counts))
-    is_common = (counts[blocks] == 0) & (num_users[blocks] > 1)
-    if not is_common.any():
-        return rows, None
-    blocks, of = blocks[is_common], of[is_common]
+    is_free = counts[blocks] == 0
+    num_free = np.bincount(of[is_free], minlength=len(distinct))
 
+    num_users_of_distinct = np.bincount(place[place >= 0], minlength=len(distinct))
+    blocks, of = blocks[is_free], of[is_free]
+    num_users = np.bincount(blocks, weights=num_users_of_distinct[of], minlength=len(counts)).astype(np.int64)
+    is_common = num_users[blocks] > 1
+    row_of_distinct, common = np.zeros(len(distinct) + 1, dtype=np.int32), None
+    if is_common.any():
+        row, common = _tree_of(blocks[is_common], of[is_common], num_users)
+        row_of_distinct[: len(row)] = row
+    num_held = np.append(length - num_free, 0).astype(np.int32)
+    # Place -1, of who has no prefix, is the last.
+    return Sharing(num_held_blocks=num_held[place], row=row_of_distinct[place], common=common)
+
+
+def _tree_of(
+    blocks: NDArray[np.int64], of: NDArray[np.int64], num_users: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], CommonPrefixes]:
+    """The row of each prefix, as far as there are any, and the tree.
+
+    ``blocks``, ``of``: each block of a prefix, and which prefix, ascending. ``num_users``: [num_blocks].
+    """
     # Of two rows with one first user the one with fewer users continues the other.
     used, where = np.unique(blocks, return_index=True)
-    first_user = np.zeros(len(counts), dtype=np.int64)
+    first_user = np.zeros(len(num_users), dtype=np.int64)
     first_user[used] = of[where]
-    key = first_user[blocks] * (len(prefixes) + 1) + len(prefixes) - num_users[blocks].astype(np.int64)
+    most = int(num_users.max())
+    key = first_user[blocks] * (most + 1) + most - num_users[blocks]
     starts = np.flatnonzero(_changes(of) | _changes(key))
     num_blocks = np.diff(starts, append=len(key))
     of, key = of[starts], key[starts]
@@ -66,10 +87,10 @@ def find_common(
 
     _, where, row = np.unique(key, return_index=True, return_inverse=True)
     before = np.where(_changes(of), 0, np.roll(row, 1) + 1)
-    row_of_distinct = np.zeros(len(distinct), dtype=np.int32)
-    row_of_distinct[of] = row + 1  # the last of each is its longest
+    row_of = np.zeros(int(of[-1]) + 1, dtype=np.int32)
+    row_of[of] = row + 1  # the last of each is its longest
     tree = CommonPrefixes(parent=before[where].astype(np.int32), num_free_blocks=num_blocks[where].astype(np.int32))
-    return row_of_distinct[place], tree
+    return row_of, tree
 
 
 def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:

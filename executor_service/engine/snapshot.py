@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.engine.books import NO_BLOCKS, SCHEDULER_COLUMNS, Books, Rows, Status
-from executor_service.engine.common_prefixes import CommonPrefixes, find_common
+from executor_service.engine.common_prefixes import CommonPrefixes, sharing_of
 from executor_service.engine.limits import Limits
 
 # What a snapshot adds to the columns of the books, under the names of the contract.
@@ -193,19 +193,15 @@ def _show_sharing(
     columns["num_computed_tokens"][waiting] = num_blocks * block_size + num_tail_tokens
     # The copy of a tail takes a free block: it counts among those that nobody else holds.
     columns["num_blocks"][waiting] = num_blocks + (num_tail_tokens > 0)
-    before: list[int] = []
-    num_shared = 0
-    for i in np.flatnonzero(num_blocks):  # equal prefixes are one list
-        if prefixes[i] is not before:
-            before, num_shared = prefixes[i], int(np.count_nonzero(counts[prefixes[i]]))
-        shared[waiting[i]] = num_shared
+    sharing = sharing_of(prefixes, counts)
+    shared[waiting] = sharing.num_held_blocks
     columns["cached_prefix"] = np.zeros(len(rows), dtype=np.int32)
-    columns["cached_prefix"][waiting], common = find_common(prefixes, counts)
+    columns["cached_prefix"][waiting] = sharing.row
     next_block = columns["num_computed_tokens"] // block_size
     named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
     columns["next_block_hash"] = np.zeros(len(rows), dtype=np.int64)
     columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])
-    return common
+    return sharing.common
 
 
 def _without_held(books: Books, rows: Rows, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from executor_service.engine.common_prefixes import MAX_DEPTH, CommonPrefixes, find_common
+from executor_service.engine.common_prefixes import MAX_DEPTH, CommonPrefixes, sharing_of
 
 NUM_BLOCKS = 100
 ALL_FREE = np.zeros(NUM_BLOCKS, dtype=np.int32)
@@ -17,10 +17,12 @@ def found(prefixes: list[list[int]], held: tuple[int, ...] = ()) -> tuple[list[i
     """The row of each prefix, and the rows: parent and free blocks."""
     counts = ALL_FREE.copy()
     counts[list(held)] = 1
-    rows, tree = find_common(prefixes, counts)
+    sharing = sharing_of(prefixes, counts)
+    assert sharing.num_held_blocks.tolist() == [len(set(prefix) & set(held)) for prefix in prefixes]
+    tree = sharing.common
     if tree is None:
-        return rows.tolist(), []
-    return rows.tolist(), list(zip(tree.parent.tolist(), tree.num_free_blocks.tolist(), strict=True))
+        return sharing.row.tolist(), []
+    return sharing.row.tolist(), list(zip(tree.parent.tolist(), tree.num_free_blocks.tolist(), strict=True))
 
 
 def test_there_is_no_tree_where_nobody_shares_a_free_block() -> None:
@@ -52,12 +54,14 @@ def test_what_any_of_them_take_together_is_told_exactly() -> None:
     for seed in range(300):
         random = Random(seed)
         prefixes, counts = grown(random)
-        rows, tree = find_common(prefixes, counts)
+        sharing = sharing_of(prefixes, counts)
         for _ in range(8):
             some = random.sample(range(len(prefixes)), random.randint(0, len(prefixes)))
             free = [[block for block in prefixes[i] if counts[block] == 0] for i in some]
             once = len(set(chain.from_iterable(free)))
-            assert sum(map(len, free)) - counted_twice([int(rows[i]) for i in some], tree) == once, seed
+            assert sum(map(len, free)) - counted_twice([int(sharing.row[i]) for i in some], sharing.common) == once, (
+                seed
+            )
 
 
 def grown(random: Random) -> tuple[list[list[int]], np.ndarray]:
