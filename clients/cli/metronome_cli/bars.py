@@ -31,4 +31,4 @@ def seconds(value_us: float) -> str:
     """Write a span with two figures or more: "0.9 ms", "87 ms", "1.24 s"."""
     if value_us < 10_000:
         return f"{value_us / 1000:.1f} ms"
-    return f"{value_us / 1000:,.0f} ms" if value_us < 1_000_000 else f"{value_us / 1_000_000:,.2f} s"
+    return f"{value_us / 1000:.0f} ms" if value_us < 999_500 else f"{value_us / 1_000_000:,.2f} s"

@@ -256,7 +256,10 @@ def test_a_tail_is_the_end_on_one_line():
     assert tail("abcdefgh", 4) == "…fgh"
 
 
-@pytest.mark.parametrize(("us", "words"), [(900, "0.9 ms"), (87_400, "87 ms"), (1_240_000, "1.24 s")])
+SPANS = [(900, "0.9 ms"), (87_400, "87 ms"), (999_499, "999 ms"), (999_500, "1.00 s"), (1_240_000, "1.24 s")]
+
+
+@pytest.mark.parametrize(("us", "words"), SPANS)
 def test_spans_read_well(us, words):
     assert seconds(us) == words
 
