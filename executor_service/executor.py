@@ -16,11 +16,11 @@ from executor_service.convert.generate import Call, ModelFacts, parse_generate
 from executor_service.engine.books import Status
 from executor_service.engine.loop import Engine
 from executor_service.engine.request import Request
-from executor_service.engine.sequence import Sequence
+from executor_service.engine.sequence import Detokenizer, Sequence
 from executor_service.model.loaded import LoadedModel
 from executor_service.parallel.workers import Workers
 from executor_service.scheduler_client import SchedulerClient
-from executor_service.text.detokenizer import IncrementalDetokenizer
+from executor_service.text.detokenizer import IncrementalDetokenizer, NoDetokenizer
 from executor_service.text.stop import StopMatcher
 from executor_service.text.tokenizer import Tokenizer
 from metronome.inference.v1 import inference_pb2 as pb
@@ -61,9 +61,14 @@ class Executor:
         return call, [self._sequence(request) for request in call.requests]
 
     def _sequence(self, request: Request) -> Sequence:
-        detokenizer = IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids.tolist())
         stop_strings = StopMatcher(request.stopping.stop_strings)
-        return Sequence(request, detokenizer=detokenizer, stop_strings=stop_strings)
+        return Sequence(request, detokenizer=self._detokenizer(request), stop_strings=stop_strings)
+
+    def _detokenizer(self, request: Request) -> Detokenizer:
+        """Text that is not sent is read only where a stop string may be in it."""
+        if request.output.omits_text and not request.stopping.stop_strings:
+            return NoDetokenizer()
+        return IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids.tolist())
 
     def place(self, request_id: int) -> Future[Place]:
         """Look, between two passes, who waits and arrived before a request, and whether anyone plans for it."""

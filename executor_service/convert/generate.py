@@ -254,7 +254,12 @@ def _output(message: pb.GenerateRequest, tokens: list[int], tokenizer: Tokenizer
     echo = ""
     if message.output.echo and not message.output.omit_text:
         echo = message.text or tokenizer.decode(tokens)
-    return OutputOptions(echo=echo, num_logprobs=number("logprobs"), num_prompt_logprobs=number("prompt_logprobs"))
+    return OutputOptions(
+        echo=echo,
+        omits_text=message.output.omit_text,
+        num_logprobs=number("logprobs"),
+        num_prompt_logprobs=number("prompt_logprobs"),
+    )
 
 
 def checked_name(name: str, field: str) -> str:

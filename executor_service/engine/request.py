@@ -58,6 +58,7 @@ class OutputOptions:
     """What is told besides the answer."""
 
     echo: str = ""  # text to give before the answer's
+    omits_text: bool = False  # tokens alone are sent
     num_logprobs: int | None = (
         None  # most likely tokens told with each generated one; None: no log-probabilities at all
     )

@@ -34,6 +34,16 @@ PROMPT_CONTEXT_TOKENS = 5
 MAX_WINDOW_TOKENS = 12
 
 
+class NoDetokenizer:
+    """The text stream of a request that wants none, and whose tokens nobody needs to read."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 class IncrementalDetokenizer:
     """The text stream of one request. ``prompt_token_ids`` is read for its last few tokens only."""
 

@@ -62,6 +62,17 @@ def test_text_can_be_left_out(client: Client) -> None:
     assert (answer.text, answer.tokens) == ("", tokens)
 
 
+def test_text_that_is_left_out_is_searched_for_stop_strings(client: Client) -> None:
+    request = greedy(PROMPT, 12)
+    whole = client.generate(request)
+    request.stopping.stop.append(whole.text[4:7])
+    stopped = client.generate(request)
+    request.output.omit_text = True
+    answer = client.generate(request)
+    assert (answer.text, answer.tokens, answer.finished.matched_stop) == ("", stopped.tokens, whole.text[4:7])
+    assert len(answer.tokens) < len(whole.tokens)
+
+
 def test_token_ids_are_a_prompt_as_they_are(client: Client) -> None:
     text = client.generate(greedy(PROMPT, 8))
     request = greedy("", 8)

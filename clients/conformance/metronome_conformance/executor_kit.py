@@ -9,7 +9,7 @@ Steps, beside those that matching.py judges:
     planner: {...}          what the kit's scheduler does from now on: see planner.py
     until: {...}            wait until the books are so: idle, waiting, running (numbers of requests), bent (plans)
     counters: {...}         how much the executor's counters rose at least, since the scenario began
-    health: NAMES           each is SERVING
+    health: NAMES           each is SERVING; `serving: false`: none is
     pings: {...}            `times` keepalive pings, one each `every_s` seconds, which the server must not take amiss
 """
 
@@ -182,8 +182,11 @@ class _Run:
                 fault = ping_fault(self.driver.address, **pings)
                 yield from () if fault is None else (fault,)
             case {"health": names}:
+                due = step.get("serving", True)
                 yield from (
-                    f"health of {name!r} is not SERVING" for name in names if not self.executor.is_serving(name)
+                    f"health of {name!r} is {'not ' if due else ''}SERVING"
+                    for name in names
+                    if self.executor.is_serving(name) != due
                 )
             case _:
                 raise ScenarioError(f"{scenario.name}: no such step: {step}")

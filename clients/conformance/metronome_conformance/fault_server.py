@@ -100,7 +100,9 @@ class FaultServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no gener
 
         def answer(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
             if "token" in self._spec and token != f"Bearer {self._spec['token']}":
-                self._refuse(context, {"code": "UNAUTHENTICATED", "message": "no such token"}, method)
+                self._refuse(
+                    context, {"code": "UNAUTHENTICATED", "reason": "UNKNOWN_CALLER", "message": "no such token"}, method
+                )
             yield from self._answer(method, request, context)
 
         # A stream of one message is how a unary answer looks on the wire.

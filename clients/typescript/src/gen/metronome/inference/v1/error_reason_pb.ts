@@ -123,7 +123,8 @@ export enum ErrorReason {
   MODEL_LOADING = 11,
 
   /**
-   * UNAVAILABLE: the executor drains, try another; or it stopped before the answer was complete.
+   * UNAVAILABLE: the executor drains, or stopped before the answer was complete: try another. `google.rpc.RetryInfo` says when
+   * to ask this address again, where another may be started in its place.
    *
    * @generated from enum value: ERROR_REASON_DRAINING = 12;
    */
