@@ -140,6 +140,10 @@ bench: $(VENV)/.ready $(VENV)/.model ## Run the benchmarks that the README quote
 pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from real plans over a published trace
 	@PYTHONPATH=tests $(BIN)/python docs/pictures/policies.py
 
+.PHONY: pictures-live
+pictures-live: $(VENV)/.ready $(VENV)/.model ## Draw the pictures of docs/operations.md anew, from a run of the local stack
+	@$(BIN)/python docs/pictures/operations.py
+
 .PHONY: dashboards
 dashboards: $(VENV)/.ready ## Write the dashboards of deploy/grafana anew, from their descriptions
 	@$(BIN)/python deploy/grafana/describe.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import psutil
 
 SCHEDULER = ("-m", "scheduler_service", "--port", "0", "--log-level", "warning")
 ECHO = (str(Path(__file__).with_name("echo_server.py")),)
+OTLP_SINK = (str(Path(__file__).with_name("otlp_sink.py")),)
 TOKENS = (str(Path(__file__).with_name("token_server.py")),)
 START_SECONDS = 180.0
 STOP_SECONDS = 30.0
@@ -48,6 +50,13 @@ def server_process(*arguments: str, cores: Sequence[int] | None = None) -> Itera
             finally:
                 process.terminate()
                 process.wait(timeout=STOP_SECONDS)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listened on a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.server_process import free_port
 from harness.timings import Answer
 from harness.workload import Job
 
@@ -57,7 +57,7 @@ def vllm_server(python: Path, model: Path, log: Path, *, max_num_seqs: int) -> I
 
     Raises RuntimeError where it does not come to answer.
     """
-    port = _free_port()
+    port = free_port()
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(model, port, max_num_seqs)]
     started = time.monotonic()
     with log.open("wb") as output:
@@ -122,12 +122,6 @@ def _tcmalloc() -> Path | None:
     known = subprocess.run(["ldconfig", "-p"], stdout=subprocess.PIPE, check=True, text=True).stdout
     found = re.search(r"=> (.*/libtcmalloc_minimal\.so\.\d+)$", known, re.MULTILINE)
     return Path(found[1]) if found else None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

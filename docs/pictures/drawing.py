@@ -49,9 +49,14 @@ _STYLE = {
 }
 
 
+def use_style() -> None:
+    """For figures that are made from here on."""
+    mpl.rcParams.update(_STYLE)
+
+
 def panels(titles: Sequence[str], x_label: str, y_label: str, *, num_columns: int | None = None) -> list[Axes]:
     """Axes side by side, `num_columns` in a row (None: all), of one scale, so that they compare at a glance."""
-    mpl.rcParams.update(_STYLE)
+    use_style()
     columns = num_columns or len(titles)
     rows = -(-len(titles) // columns)
     size = (PANEL_WIDTH * columns + 0.3, PANEL_HEIGHT * rows + 0.45)

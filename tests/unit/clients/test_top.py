@@ -38,14 +38,14 @@ def history_of(*passes: executor_pb2.Pass, age_us: int = 1_000_000) -> History:
     return history
 
 
-def test_a_column_is_as_high_as_its_share_and_the_newest_is_at_the_right() -> None:
-    assert chart([(8, 0), (4, 0), (0, 0), (1, 0)], width=5, height=1, top=8) == [" █▄ ▁"]
-    assert chart([(16, 0), (12, 0), (4, 0)], width=2, height=2, top=16) == ["▄ ", "█▄"]
+def test_a_column_is_as_high_as_the_root_of_its_share_and_the_newest_is_at_the_right() -> None:
+    assert chart([(16, 0), (4, 0), (0, 0), (1, 0)], width=5, height=1, top=16) == [" █▄ ▂"]
+    assert chart([(64, 0), (36, 0), (4, 0)], width=2, height=2, top=64) == ["▄ ", "█▄"]
     assert chart([], width=3, height=2, top=0) == ["   ", "   "]
 
 
 def test_parts_stand_upon_one_another_and_little_is_more_than_nothing() -> None:
-    (line,) = stacked_columns([(4, 4)], width=1, height=1, top=8, colours=("green", "magenta"))
+    (line,) = stacked_columns([(4, 12)], width=1, height=1, top=16, colours=("green", "magenta"))
     ((_, _, style),) = line.spans
     assert (line.plain, str(style)) == ("▄", "green on magenta")
     assert chart([(1, 0), (0, 1), (1, 10_000)], width=3, height=1, top=10_000) == ["▁▁▁"]

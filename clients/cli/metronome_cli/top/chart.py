@@ -1,7 +1,11 @@
-"""Columns of two colours, one upon the other, in eighths of a line."""
+"""Columns of two colours, one upon the other, in eighths of a line.
+
+The scale is that of square roots: beside a pass of 512 prompt tokens one of 9 decodes is to be seen too.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.style import Style
@@ -15,7 +19,7 @@ def stacked_columns(
 ) -> list[Text]:
     """Draw the last `width` pairs (lower part, upper part) as columns of `height` lines, the newest at the right.
 
-    `top`: what fills a column. Anything at all shows at least one eighth.
+    `top`: what fills a column; a quarter of it fills half. Anything at all shows at least one eighth.
     """
     shown = list(values)[-width:]
     columns = [_eighths(lower, upper, height=height, top=top) for lower, upper in shown]
@@ -34,7 +38,7 @@ def _eighths(lower: int, upper: int, *, height: int, top: int) -> tuple[int, int
     full = 8 * height
 
     def scaled(value: int) -> int:
-        return min(full, max(1, round(full * value / max(1, top)))) if value > 0 else 0
+        return min(full, max(1, round(full * math.sqrt(value / max(1, top))))) if value > 0 else 0
 
     end_of_lower = scaled(lower)
     both = max(scaled(lower + upper), end_of_lower + (upper > 0))

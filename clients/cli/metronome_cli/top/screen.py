@@ -81,7 +81,7 @@ def _chart(passes: Sequence[executor_pb2.Pass], *, width: int, height: int) -> R
     batches = [(one.num_decode_tokens, one.num_prefill_tokens) for one in shown]
     top = max((decode + prefill for decode, prefill in batches), default=0)
     lines = stacked_columns(batches, width=columns, height=height, top=top, colours=(DECODE, PREFILL))
-    marks = {0: f"{top:,}", height - 1: "0"}
+    marks = {0: f"{top:,}", height // 2: f"{top // 4:,}", height - 1: "0"}
     rows = [
         Text.assemble((f"{marks.get(line, ''):>{_AXIS_WIDTH - 2}} │", "dim"), text) for line, text in enumerate(lines)
     ]
