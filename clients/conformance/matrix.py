@@ -48,7 +48,10 @@ def main() -> int:
         drivers["typescript"] = lambda address: ProcessDriver(command, address)
     for name, command in options.driver:
         drivers[name] = lambda address, command=command: ProcessDriver(command, address)
-    found = {kind: {name: _results(kind, make) for name, make in drivers.items()} for kind in ("scheduler", "executor")}
+    found = {
+        kind: {name: _results(kind, make, slow=options.slow) for name, make in drivers.items()}
+        for kind in ("scheduler", "executor")
+    }
     clients = {"python": [sys.executable, str(PYTHON_CLIENT / "sync_driver.py")]}
     clients["python asyncio"] = [sys.executable, str(PYTHON_CLIENT / "async_driver.py")]
     if build is not None:
@@ -111,13 +114,13 @@ def _results_of_client(command: Sequence[str], *, slow: bool) -> Sequence[Result
         driver.close()
 
 
-def _results(kind: str, make: MakeDriver) -> Sequence[Result]:
+def _results(kind: str, make: MakeDriver, *, slow: bool) -> Sequence[Result]:
     """Against services that were started for this alone, since the last scenario of an executor drains it."""
     with ExitStack() as stack:
         if kind == "scheduler":
             driver = make(stack.enter_context(_scheduler()))
             stack.callback(driver.close)
-            return list(run_scheduler_scenarios(driver, load_scenarios(kind)))
+            return list(run_scheduler_scenarios(driver, load_scenarios(kind, slow=slow)))
         served = ServedPlanner("127.0.0.1:0")
         stack.callback(served.close)
         address = stack.enter_context(_executor(served.address))
@@ -125,7 +128,7 @@ def _results(kind: str, make: MakeDriver) -> Sequence[Result]:
         stack.callback(under_test.close)
         stack.callback(driver.close)
         under_test.wait_until_ready(served.planner, START_S)
-        return list(run_executor_scenarios(driver, under_test, served.planner, load_scenarios(kind)))
+        return list(run_executor_scenarios(driver, under_test, served.planner, load_scenarios(kind, slow=slow)))
 
 
 @contextmanager

@@ -29,9 +29,9 @@ GENERATE = "metronome.inference.v1.InferenceService/Generate"
 class InferenceClient(Client):
     """Calls an executor, or several in turn, over one channel. May be shared by threads.
 
-    `addresses`: host:port, or several, of which those are used that say SERVING; `state`, `watch_state` and `drain`
-    concern one executor, and want a client with one address. `timeout_s`: deadline of the calls that answer at once.
-    Every method raises `MetronomeError`; calls are tried again only where the contract allows it (`retry`).
+    `addresses`: host:port, or several, of which those are used that say SERVING; `cancel`, `state`, `watch_state` and
+    `drain` concern one executor, and want a client with one address. `timeout_s`: deadline of the calls that answer at
+    once. Every method raises `MetronomeError`; calls are tried again only where the contract allows it (`retry`).
     """
 
     _service = SERVICE
