@@ -214,9 +214,9 @@ def test_a_port_that_is_taken_is_one_clear_line(address: str) -> None:
     ("arguments", "status", "said"),
     [
         (["--profile", "nope"], 1, "no profile is named 'nope'; choose one of fifo"),
-        (["--port", "99999"], 2, "99999 is no port"),
-        (["--max-message-bytes", "many"], 2, "'many' is no whole number"),
-        (["--log-format", "xml"], 2, "argument --log-format: 'xml' is none of console, json"),
+        (["--port", "99999"], 2, "'99999' is not a port, 0 to 65535"),
+        (["--max-message-bytes", "many"], 2, "'many' is not a size, such as 512MiB"),
+        (["--log-format", "xml"], 2, "argument --log-format (flag): 'xml' is none of console, json"),
         (["--port", "0", "--address-file", "/nonexistent/x"], 1, "cannot write --address-file /nonexistent/x: No such"),
     ],
 )
