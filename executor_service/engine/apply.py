@@ -11,6 +11,7 @@ drafts that it has by now, and no more than it is granted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -131,17 +132,15 @@ def _check_one_fate(plan: Plan) -> None:
     is_even = len(plan.scheduled) == len(plan.num_tokens) and len(plan.evict) == len(plan.evict_modes)
     if not is_even or len(plan.evict_reasons) not in (0, len(plan.evict)):
         raise PlanRefusedError(RefusalReason.CONTRADICTORY, "has columns of unequal length")
-    reject = np.fromiter((r.id for r in plan.reject), dtype=np.int64)
-    leaving = np.concatenate([plan.evict, reject])
-    for ids in (np.concatenate([plan.scheduled, leaving]), np.concatenate([plan.admit, plan.resume, leaving])):
-        unique, counts = np.unique(ids, return_counts=True)
-        if len(unique) != len(ids):
-            raise PlanRefusedError(
-                RefusalReason.CONTRADICTORY, f"decides twice on requests {unique[counts > 1].tolist()}"
-            )
-    idle = np.setdiff1d(np.concatenate([plan.admit, plan.resume]), plan.scheduled)
-    if len(idle):
-        raise PlanRefusedError(RefusalReason.CONTRADICTORY, f"brings in requests {idle.tolist()} and does not run them")
+    scheduled, entering = plan.scheduled.tolist(), plan.admit.tolist() + plan.resume.tolist()
+    leaving = plan.evict.tolist() + [r.id for r in plan.reject]
+    for ids in (scheduled + leaving, entering + leaving):
+        if len(set(ids)) != len(ids):
+            twice = sorted(request_id for request_id, count in Counter(ids).items() if count > 1)
+            raise PlanRefusedError(RefusalReason.CONTRADICTORY, f"decides twice on requests {twice}")
+    idle = set(entering).difference(scheduled)
+    if idle:
+        raise PlanRefusedError(RefusalReason.CONTRADICTORY, f"brings in requests {sorted(idle)} and does not run them")
 
 
 def _rows_of(ids: Ids, which: str, books: Books, ended: AbstractSet[int]) -> tuple[Rows, NDArray[np.bool_]]:
