@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import grpc
@@ -119,12 +120,16 @@ class Server:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
             await self._listen()
-            loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+            # Its threads for products end with the thread that loads: OpenMP counts them all, and where they are more
+            # than there are cores it lets those that wait for one another sleep at once, in every pass.
+            loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+            loading = self._loop.run_in_executor(loader, self._load)
             stopping = asyncio.ensure_future(self._stop_asked.wait())
             await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 log.info("stopped_while_loading")
                 os._exit(0)  # a thread that loads a model cannot be stopped in any other way
+            loader.shutdown()
             await self._begin_serving(loading.result())
             following = asyncio.create_task(self._follow_progress(loading.result()))
             await stopping

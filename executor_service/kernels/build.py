@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("cpu.cpp", "products.cpp"))
+_DIRECTORY = Path(__file__).parent
+SOURCES, HEADERS = (tuple(sorted(_DIRECTORY.glob(pattern))) for pattern in ("*.cpp", "*.h"))
 FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC"),
     # Nobody reads errno or floating-point exceptions; without them loops with roots and divisions are vectorised.
@@ -56,7 +57,12 @@ def find_compiler() -> str:
 
 
 def _fingerprint(compiler: str) -> str:
-    parts = (*(source.read_text() for source in SOURCES), " ".join(FLAGS), _run(compiler, "--version"), _processor())
+    parts = (
+        *(source.read_text() for source in (*SOURCES, *HEADERS)),
+        " ".join(FLAGS),
+        _run(compiler, "--version"),
+        _processor(),
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -1,64 +1,20 @@
 // The operations of a forward pass that torch has only as chains of small ones, or only over gathered copies:
-// storing keys and values in their slots, attention of decodes over pages in place, normalisation, rotation, gating, and
-// all that stands between a layer's first product and its attention.
+// storing keys and values in their slots, normalisation, rotation, gating, and all that stands between a layer's first
+// product and its attention.
 //
 // Plain C functions over raw memory, so that the library depends on no version of torch and compiles in seconds; cpu.py
 // declares them. Sums are in float32 whatever the type of the model. Threads are OpenMP's, those that torch uses. No loop
 // assumes that numbers are finite: what a faulty request computes has to stay visible in its own logits.
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "numbers.h"
+
 namespace {
-
-struct bfloat16 {
-    uint16_t bits;
-};
-
-inline float load(float value) { return value; }
-inline float load(bfloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
-
-inline void store(float* target, float value) { *target = value; }
-inline void store(bfloat16* target, float value) {
-    const auto bits = std::bit_cast<uint32_t>(value);
-    const uint32_t nearest_even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    target->bits = static_cast<uint16_t>(value != value ? 0x7fc0 : nearest_even);
-}
-
-template <typename T>
-inline float rounded(float value) {
-    T result;
-    store(&result, value);
-    return load(result);
-}
 
 // Work below this many numbers is left to one thread: some ten microseconds, in which others may have something better to
 // do than to wait for the end of it.
 constexpr int64_t kSerial = 64 * 1024;
-
-// exp as a polynomial (Cephes), since compilers do not vectorise the library's without giving up NaN. Error: 2 units in
-// the last place; beyond 87 on either side it stays at that value, and what is not finite becomes a NaN. The clamp works
-// on bits: as a comparison it would be compiled into two more paths through every caller.
-inline float exponential(float x) {
-    const auto bits = std::bit_cast<uint32_t>(x);
-    const auto magnitude = std::min(static_cast<int32_t>(bits & 0x7fffffff), std::bit_cast<int32_t>(87.0f));
-    const auto clamped = std::bit_cast<float>(static_cast<uint32_t>(magnitude) | (bits & 0x80000000));
-    const float n = std::floor(clamped * 1.44269504f + 0.5f);
-    const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-    return p * std::bit_cast<float>(exponent) + (x - x);  // 0, or NaN
-}
 
 template <typename T>
 void write_slots(T* keys, T* values, const T* new_keys, const T* new_values, const int64_t* slots, int64_t num_tokens,
@@ -71,131 +27,6 @@ void write_slots(T* keys, T* values, const T* new_keys, const T* new_values, con
             const int64_t target = slots[token] * row + head * head_dim;
             std::copy_n(new_keys + token * key_token_stride + head * key_head_stride, head_dim, keys + target);
             std::copy_n(new_values + token * value_token_stride + head * value_head_stride, head_dim, values + target);
-        }
-    }
-}
-
-// Online softmax (Milakov and Gimelshein 2018), a page at a time, for the G query heads that share a KV head. Four keys
-// are taken at once: their sums do not wait for one another, and what is read once serves four times.
-template <typename T>
-class Decode {
-  public:
-    Decode(int64_t group_size, int64_t head_dim, int64_t block_size)
-        : group_size_(group_size), head_dim_(head_dim), num_rows_((block_size + 3) / 4 * 4), query_(group_size * head_dim),
-          sum_(group_size * head_dim), rows_(num_rows_ * head_dim), scores_(group_size * num_rows_),
-          maximum_(group_size), mass_(group_size) {}
-
-    // query: [G, D] with a stride between heads; sinks: [G] or null.
-    void start(const T* query, int64_t head_stride, float scaling, const float* sinks) {
-        for (int64_t g = 0; g < group_size_; ++g) {
-            for (int64_t d = 0; d < head_dim_; ++d) query_[g * head_dim_ + d] = load(query[g * head_stride + d]) * scaling;
-            maximum_[g] = sinks ? sinks[g] : -std::numeric_limits<float>::infinity();
-            mass_[g] = sinks ? 1.0f : 0.0f;
-        }
-        std::fill(sum_.begin(), sum_.end(), 0.0f);
-    }
-
-    // keys, values: the first row of this KV head that counts; rows are `stride` apart. softcap: 0 for none.
-    void add(const T* keys, const T* values, int64_t num_keys, int64_t stride, float softcap) {
-        to_float(keys, num_keys, stride);
-        for (int64_t g = 0; g < group_size_; ++g) {
-            float* scores = scores_.data() + g * num_rows_;
-            for (int64_t key = 0; key < num_keys; key += 4) dot_four(query_.data() + g * head_dim_, row(key), scores + key);
-            if (softcap != 0.0f)
-                for (int64_t key = 0; key < num_keys; ++key) scores[key] = softcap * std::tanh(scores[key] / softcap);
-            weigh(scores, num_keys, g);
-        }
-        to_float(values, num_keys, stride);
-        for (int64_t g = 0; g < group_size_; ++g)
-            for (int64_t key = 0; key < num_keys; key += 4)
-                add_four(sum_.data() + g * head_dim_, row(key), scores_.data() + g * num_rows_ + key);
-    }
-
-    void finish(T* output) const {
-        for (int64_t g = 0; g < group_size_; ++g)
-            for (int64_t d = 0; d < head_dim_; ++d) store(output + g * head_dim_ + d, sum_[g * head_dim_ + d] / mass_[g]);
-    }
-
-  private:
-    const float* row(int64_t key) const { return rows_.data() + key * head_dim_; }
-
-    // Rows that fill up the last four are zero, so that nothing of other requests reaches a sum.
-    void to_float(const T* source, int64_t num_keys, int64_t stride) {
-        for (int64_t key = 0; key < num_keys; ++key) {
-            float* target = rows_.data() + key * head_dim_;
-#pragma omp simd
-            for (int64_t d = 0; d < head_dim_; ++d) target[d] = load(source[key * stride + d]);
-        }
-        const int64_t filled = (num_keys + 3) / 4 * 4;
-        std::fill(rows_.begin() + num_keys * head_dim_, rows_.begin() + filled * head_dim_, 0.0f);
-    }
-
-    // Turns scores into weights, 0 for those that fill up the last four.
-    void weigh(float* scores, int64_t num_keys, int64_t g) {
-        float highest = maximum_[g];
-        for (int64_t key = 0; key < num_keys; ++key) highest = scores[key] > highest ? scores[key] : highest;
-        const float shrink = std::exp(maximum_[g] - highest);
-        float mass = 0.0f;
-        for (int64_t key = 0; key < num_keys; ++key) mass += scores[key] = exponential(scores[key] - highest);
-        for (int64_t key = num_keys; key % 4; ++key) scores[key] = 0.0f;
-        maximum_[g] = highest;
-        mass_[g] = mass_[g] * shrink + mass;
-        if (shrink != 1.0f)
-            for (int64_t d = 0; d < head_dim_; ++d) sum_[g * head_dim_ + d] *= shrink;
-    }
-
-    void dot_four(const float* query, const float* rows, float* scores) const {
-        const int64_t dim = head_dim_;
-        const float *r0 = rows, *r1 = rows + dim, *r2 = rows + 2 * dim, *r3 = rows + 3 * dim;
-        float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-        for (int64_t d = 0; d < dim; ++d) {
-            s0 += query[d] * r0[d];
-            s1 += query[d] * r1[d];
-            s2 += query[d] * r2[d];
-            s3 += query[d] * r3[d];
-        }
-        scores[0] = s0, scores[1] = s1, scores[2] = s2, scores[3] = s3;
-    }
-
-    void add_four(float* target, const float* rows, const float* weights) const {
-        const int64_t dim = head_dim_;
-        const float *r0 = rows, *r1 = rows + dim, *r2 = rows + 2 * dim, *r3 = rows + 3 * dim;
-        const float w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
-#pragma omp simd
-        for (int64_t d = 0; d < dim; ++d) target[d] += w0 * r0[d] + w1 * r1[d] + w2 * r2[d] + w3 * r3[d];
-    }
-
-    const int64_t group_size_, head_dim_, num_rows_;
-    std::vector<float> query_, sum_, rows_, scores_, maximum_, mass_;
-};
-
-// query, output [R, H, D], H = num_kv_heads * group_size; keys, values [blocks, block_size, num_kv_heads, D];
-// block_tables [R, table_width]; window: 0 for none; sinks [H] or null.
-template <typename T>
-void attend_decodes(const T* query, T* output, const T* keys, const T* values, const int32_t* block_tables,
-                    const int32_t* context_lens, const float* sinks, int64_t num_requests, int64_t table_width,
-                    int64_t num_kv_heads, int64_t group_size, int64_t head_dim, int64_t block_size, int64_t window,
-                    int64_t query_token_stride, int64_t query_head_stride, float scaling, float softcap) {
-    const int64_t row = num_kv_heads * head_dim;
-#pragma omp parallel
-    {
-        Decode<T> decode(group_size, head_dim, block_size);
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < num_requests * num_kv_heads; ++task) {
-            const int64_t request = task / num_kv_heads, kv_head = task % num_kv_heads, head = kv_head * group_size;
-            const int64_t stop = context_lens[request], first = window ? std::max<int64_t>(0, stop - window) : 0;
-            decode.start(query + request * query_token_stride + head * query_head_stride, query_head_stride, scaling,
-                         sinks ? sinks + head : nullptr);
-            for (int64_t position = first; position < stop;) {
-                const int64_t offset = position % block_size;
-                const int64_t num_keys = std::min(block_size - offset, stop - position);
-                const int64_t block = block_tables[request * table_width + position / block_size];
-                const int64_t start = (block * block_size + offset) * row + kv_head * head_dim;
-                decode.add(keys + start, values + start, num_keys, row, softcap);
-                position += num_keys;
-            }
-            decode.finish(output + (request * num_kv_heads * group_size + head) * head_dim);
         }
     }
 }
@@ -223,6 +54,27 @@ void normalise(const T* input, T* output, const float* weight, int64_t num_rows,
 #pragma omp parallel for if (num_rows * dim > kSerial)
     for (int64_t r = 0; r < num_rows; ++r)
         normalise_row(input + r * dim, output + r * dim, weight, dim, epsilon, rounds_first);
+}
+
+// states [rows, dim] += input, normalised if there is a weight; rounded as one operation after the other would.
+template <typename T>
+void add_normalised(T* states, const T* input, const float* weight, int64_t num_rows, int64_t dim, float epsilon,
+                    int32_t rounds_first) {
+#pragma omp parallel if (num_rows * dim > kSerial)
+    {
+        std::vector<T> normalised(weight != nullptr ? dim : 0);
+#pragma omp for
+        for (int64_t r = 0; r < num_rows; ++r) {
+            const T* row = input + r * dim;
+            if (weight != nullptr) {
+                normalise_row(row, normalised.data(), weight, dim, epsilon, rounds_first);
+                row = normalised.data();
+            }
+            T* target = states + r * dim;
+#pragma omp simd
+            for (int64_t d = 0; d < dim; ++d) store(target + d, load(target[d]) + load(row[d]));
+        }
+    }
 }
 
 // One head in place, its halves rotated by cosine and sine [D] (the convention of GPT-NeoX).
@@ -300,18 +152,13 @@ void gate(const T* input, T* output, int64_t num_rows, int64_t dim, int32_t is_g
         write_slots(keys, values, new_keys, new_values, slots, num_tokens, num_heads, head_dim, key_token_stride,      \
                     key_head_stride, value_token_stride, value_head_stride);                                           \
     }                                                                                                                  \
-    void attend_decodes_##suffix(const T* query, T* output, const T* keys, const T* values,                            \
-                                 const int32_t* block_tables, const int32_t* context_lens, const float* sinks,         \
-                                 int64_t num_requests, int64_t table_width, int64_t num_kv_heads, int64_t group_size,  \
-                                 int64_t head_dim, int64_t block_size, int64_t window, int64_t query_token_stride,     \
-                                 int64_t query_head_stride, float scaling, float softcap) {                            \
-        attend_decodes(query, output, keys, values, block_tables, context_lens, sinks, num_requests, table_width,      \
-                       num_kv_heads, group_size, head_dim, block_size, window, query_token_stride, query_head_stride,  \
-                       scaling, softcap);                                                                              \
-    }                                                                                                                  \
     void normalise_##suffix(const T* input, T* output, const float* weight, int64_t num_rows, int64_t dim,             \
                             float epsilon, int32_t rounds_first) {                                                     \
         normalise(input, output, weight, num_rows, dim, epsilon, rounds_first);                                        \
+    }                                                                                                                  \
+    void add_normalised_##suffix(T* states, const T* input, const float* weight, int64_t num_rows, int64_t dim,        \
+                                 float epsilon, int32_t rounds_first) {                                                \
+        add_normalised(states, input, weight, num_rows, dim, epsilon, rounds_first);                                   \
     }                                                                                                                  \
     void rotate_##suffix(T* states, const T* cosine, const T* sine, int64_t num_tokens, int64_t num_heads,             \
                          int64_t head_dim) {                                                                           \

@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.kernels.build import KernelBuildError
+from executor_service.kernels.layer import LayerKernel, LayerWeights
 from executor_service.kernels.products import Products
 
 _POINTER, _SIZE, _FLOAT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _SIGNATURES = {
     "write_slots": [_POINTER] * 5 + [_SIZE] * 7,
     "attend_decodes": [_POINTER] * 7 + [_SIZE] * 9 + [_FLOAT] * 2,
+    "attend_chunks": [_POINTER] * 8 + [_SIZE] * 9 + [_FLOAT] * 2,
     "normalise": [_POINTER] * 3 + [_SIZE] * 2 + [_FLOAT, _FLAG],
     "rotate": [_POINTER] * 3 + [_SIZE] * 3,
     "place_heads": [_POINTER] * 9 + [_SIZE] * 4 + [_FLOAT, _FLAG],
@@ -54,7 +56,7 @@ class CpuKernels:
     def __init__(self, library: Path, dtype: torch.dtype) -> None:
         self.dtype = dtype
         try:
-            functions = ctypes.CDLL(str(library))
+            self._library = functions = ctypes.CDLL(str(library))
             self._write_slots = _function(functions, "write_slots", dtype)
             self._attend_decodes = _function(functions, "attend_decodes", dtype)
             self._normalise = _function(functions, "normalise", dtype)
@@ -62,8 +64,15 @@ class CpuKernels:
             self._place_heads = _function(functions, "place_heads", dtype)
             self._gate = _function(functions, "gate", dtype)
             self.products = Products.of(functions) if dtype is torch.bfloat16 else None
+            # What the products are made of, chunks are too.
+            self._attend_chunks = None if self.products is None else _function(functions, "attend_chunks", dtype)
         except (OSError, AttributeError) as error:
             raise KernelBuildError(f"cannot load {library}: {error}") from error
+
+    def layer(self, weights: LayerWeights) -> LayerKernel:
+        """Only in bfloat16, where `products` is there too."""
+        assert self.products is not None
+        return LayerKernel(self._library, weights)
 
     def write_slots(
         self,
@@ -124,6 +133,59 @@ class CpuKernels:
             value_blocks.data_ptr(),
             block_tables.ctypes.data,
             context_lens.ctypes.data,
+            None if sinks is None else sinks.data_ptr(),
+            len(context_lens),
+            block_tables.shape[1],
+            num_kv_heads,
+            num_heads // num_kv_heads,
+            head_dim,
+            block_size,
+            window or 0,
+            *query.stride()[:2],
+            scaling,
+            softcap or 0.0,
+        )
+
+    def serves_chunks(self, head_dim: int) -> bool:
+        """Whether `attend_chunks` is there for heads of this size."""
+        return self._attend_chunks is not None and head_dim % 32 == 0
+
+    def attend_chunks(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        key_blocks: torch.Tensor,
+        value_blocks: torch.Tensor,
+        block_tables: NDArray[np.int32],
+        context_lens: NDArray[np.int32],
+        query_starts: NDArray[np.int64],
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Attend from chunks in query [T, H, D] into output [T, H, D]; the rest as in `attend_decodes`.
+
+        query_starts [R + 1]: the tokens of request r are [query_starts[r], query_starts[r + 1]) of T, and the last ones
+        of its context. Only for sizes of heads that `serves_chunks` names.
+        """
+        num_heads = query.shape[1]
+        _, block_size, num_kv_heads, head_dim = key_blocks.shape
+        assert self._attend_chunks is not None
+        assert query.stride(2) == 1
+        assert output.is_contiguous()
+        assert key_blocks.is_contiguous()
+        assert value_blocks.is_contiguous()
+        assert block_tables.flags.c_contiguous
+        self._attend_chunks(
+            query.data_ptr(),
+            output.data_ptr(),
+            key_blocks.data_ptr(),
+            value_blocks.data_ptr(),
+            block_tables.ctypes.data,
+            context_lens.ctypes.data,
+            query_starts.ctypes.data,
             None if sinks is None else sinks.data_ptr(),
             len(context_lens),
             block_tables.shape[1],

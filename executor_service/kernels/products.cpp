@@ -1,165 +1,24 @@
-// Matrix products in bfloat16 with sums in float32: linear layers, and the output head of rows that need no logits but
-// only the largest one. For processors with AMX tiles, or else with AVX-512's product of pairs (AVX512_BF16); on others
-// the library lacks these functions, and the caller uses oneDNN's.
+// Matrix products in bfloat16: linear layers, and the output head of rows that need no logits but only the largest one.
+// Where the processor has no instruction for them the library lacks these functions, and the caller uses oneDNN's.
 //
-// One step multiplies 32 rows as they lie in memory by a panel of 32 columns:
-//
-//     rows [32, K]                     panel [K / 32][2][16][16]: of each half's 16 columns, pairs of numbers that follow
-//     in memory order                  each other along K, which is what both instructions multiply by
-//
-// In a linear layer the rows are tokens and the panels are weights, packed once. In the output head the rows are weights,
-// so that the table of embeddings serves as it is, and the panels are tokens: each lane holds one token's logits.
+// In a linear layer the rows of a product are tokens and the panels are weights, packed once. In the output head the rows
+// are weights, so that the table of embeddings serves as it is, and the panels are tokens: each lane holds one token's
+// logits.
 
 #ifdef __AVX512BF16__
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 #include <vector>
 
-#ifdef __AMX_BF16__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "panels.h"
 
 namespace {
 
-constexpr int64_t kTile = 16;            // rows of a tile, and columns of half a panel
-constexpr int64_t kStep = 32;            // numbers along K that a tile holds
-constexpr int64_t kPanel = 2 * kTile;    // columns of a panel, and rows of a step
-constexpr int64_t kPrefetchBytes = 4096;  // ahead in a panel; the next panel follows in memory
+constexpr int64_t kPrefetchWords = 1024;  // ahead in a panel; the next panel follows in memory
 // Rows of tokens that stay in the second-level cache while all panels pass by.
 constexpr int64_t kRowBytes = 512 * 1024;
 // Rows of the output head that a thread takes at once. Other threads of the process may hold it up: then the rest goes on.
 constexpr int64_t kHeadRows = 1024;
-
-using Word = uint32_t;  // two numbers of bfloat16
-struct alignas(64) Sums {
-    float of[kPanel][kPanel];
-};
-
-struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-};
-template <typename T>
-std::unique_ptr<T[], Free> aligned(int64_t count) {
-    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-    void* memory = std::aligned_alloc(64, bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    return std::unique_ptr<T[], Free>(static_cast<T*>(memory));
-}
-
-inline void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T1); }
-
-#ifdef __AMX_BF16__
-
-// Linux gives a process the tiles' state only when it asks for it.
-bool tiles_are_granted() {
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-    return granted;
-}
-
-// Tiles of a thread: 0 to 3 for sums, 4 and 5 for rows, 6 and 7 for columns, all of 16 rows of 64 bytes.
-class Tiles {
-  public:
-    Tiles() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {};
-            uint8_t num_rows[16] = {};
-        } shape;
-        std::fill_n(shape.row_bytes, 8, uint16_t{64});
-        std::fill_n(shape.num_rows, 8, uint8_t{kTile});
-        _tile_loadconfig(&shape);
-    }
-    ~Tiles() { _tile_release(); }
-};
-
-template <bool kBothRows, bool kBothColumns>
-void multiply_tiles(const uint16_t* low, const uint16_t* high, const Word* panel, const char* ahead, int64_t dim, Sums* sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t k = 0; k < dim; k += kStep, panel += 2 * kTile * kTile) {
-        if (ahead != nullptr)
-            for (int64_t line = 0; line < 32; ++line) prefetch(ahead + k * 64 + line * 64);
-        _tile_loadd(4, low + k, dim * 2);
-        if constexpr (kBothRows) _tile_loadd(5, high + k, dim * 2);
-        _tile_loadd(6, panel, 64);
-        if constexpr (kBothColumns) _tile_loadd(7, panel + kTile * kTile, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (kBothColumns) _tile_dpbf16ps(1, 4, 7);
-        if constexpr (kBothRows) _tile_dpbf16ps(2, 5, 6);
-        if constexpr (kBothRows && kBothColumns) _tile_dpbf16ps(3, 5, 7);
-    }
-    constexpr int64_t stride = sizeof(sums->of[0]);
-    _tile_stored(0, &sums->of[0][0], stride);
-    _tile_stored(1, &sums->of[0][kTile], stride);
-    _tile_stored(2, &sums->of[kTile][0], stride);
-    _tile_stored(3, &sums->of[kTile][kTile], stride);
-}
-
-#else
-
-bool tiles_are_granted() { return false; }
-struct Tiles {};
-
-#endif
-
-// Eight rows at once: as many sums wait for each other's pairs as the processor has in flight.
-template <bool kBothColumns>
-void multiply_vectors(const uint16_t* rows, const Word* panel, int64_t dim, float (*sums)[kPanel]) {
-    constexpr int64_t kRows = 8;
-    __m512 low[kRows], high[kRows];
-    for (int64_t r = 0; r < kRows; ++r) low[r] = high[r] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < dim; k += 2) {
-        const Word* columns = panel + k / kStep * 2 * kTile * kTile + k % kStep / 2 * kTile;
-        const auto first = (__m512bh)_mm512_load_si512(columns), second = (__m512bh)_mm512_load_si512(columns + kTile * kTile);
-        for (int64_t r = 0; r < kRows; ++r) {
-            Word pair;
-            std::memcpy(&pair, rows + r * dim + k, sizeof(pair));
-            const auto row = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
-            low[r] = _mm512_dpbf16_ps(low[r], row, first);
-            if constexpr (kBothColumns) high[r] = _mm512_dpbf16_ps(high[r], row, second);
-        }
-    }
-    for (int64_t r = 0; r < kRows; ++r) {
-        _mm512_store_ps(sums[r], low[r]);
-        _mm512_store_ps(sums[r] + kTile, high[r]);
-    }
-}
-
-// One step: 16 rows at `low` and 16 at `high`, or none where that is null, by one panel of which the first half may
-// be enough. `ahead`: what to bring into the cache meanwhile, 64 · dim bytes, or null.
-void multiply(const uint16_t* low, const uint16_t* high, const Word* panel, bool both_columns, const char* ahead,
-              int64_t dim, Sums* sums) {
-#ifdef __AMX_BF16__
-    if (tiles_are_granted()) {
-        if (high != nullptr)
-            both_columns ? multiply_tiles<true, true>(low, high, panel, ahead, dim, sums)
-                         : multiply_tiles<true, false>(low, high, panel, ahead, dim, sums);
-        else
-            both_columns ? multiply_tiles<false, true>(low, high, panel, ahead, dim, sums)
-                         : multiply_tiles<false, false>(low, high, panel, ahead, dim, sums);
-        return;
-    }
-#endif
-    if (ahead != nullptr)
-        for (int64_t line = 0; line < dim; ++line) prefetch(ahead + line * 64);
-    for (int64_t r = 0; r < (high != nullptr ? kPanel : kTile); r += 8) {
-        const uint16_t* rows = r < kTile ? low + r * dim : high + (r - kTile) * dim;
-        both_columns ? multiply_vectors<true>(rows, panel, dim, sums->of + r)
-                     : multiply_vectors<false>(rows, panel, dim, sums->of + r);
-    }
-}
 
 // rows [count, dim] as panels of 32 columns each, those that fill up the last are zero.
 void pack(const uint16_t* rows, Word* panels, int64_t count, int64_t dim) {
@@ -175,18 +34,18 @@ void pack(const uint16_t* rows, Word* panels, int64_t count, int64_t dim) {
             }
 }
 
-// Rows, sixteen at a time; the last ones, filled up with zeros, lie apart.
+// Rows, sixteen at a time. Tiles take no fewer: for them the last ones, filled up with zeros, lie apart.
 class Rows {
   public:
     Rows(const uint16_t* rows, int64_t count, int64_t dim) : rows_(rows), count_(count), dim_(dim) {
         const int64_t rest = count % kTile;
-        if (rest == 0) return;
+        if (rest == 0 || !tiles_are_granted()) return;
         last_ = aligned<uint16_t>(kTile * dim);
         std::memcpy(last_.get(), rows + (count - rest) * dim, rest * dim * 2);
         std::memset(last_.get() + rest * dim, 0, (kTile - rest) * dim * 2);
     }
     int64_t num_tiles() const { return (count_ + kTile - 1) / kTile; }
-    const uint16_t* tile(int64_t t) const { return (t + 1) * kTile <= count_ ? rows_ + t * kTile * dim_ : last_.get(); }
+    const uint16_t* tile(int64_t t) const { return last_ && (t + 1) * kTile > count_ ? last_.get() : rows_ + t * kTile * dim_; }
 
   private:
     const uint16_t* rows_;
@@ -205,12 +64,12 @@ struct Largest {
     __m512i row = _mm512_setzero_si512();
     __mmask16 is_nan = 0;
 
-    void see(const float* sums, int64_t in_row) {
-        const __m512 value = rounded(_mm512_load_ps(sums));
+    void see(__m512 sums, __m512i in_row) {
+        const __m512 value = rounded(sums);
         is_nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
         const __mmask16 larger = _mm512_cmp_ps_mask(value, logit, _CMP_GT_OQ);
         logit = _mm512_mask_mov_ps(logit, larger, value);
-        row = _mm512_mask_mov_epi32(row, larger, _mm512_set1_epi32(static_cast<int32_t>(in_row)));
+        row = _mm512_mask_mov_epi32(row, larger, in_row);
     }
 
     // Of two that are equal, the lower row: threads take rows in any order.
@@ -222,7 +81,131 @@ struct Largest {
         row = _mm512_mask_mov_epi32(row, better, other.row);
         is_nan |= other.is_nan;
     }
+
+    // With what the upper eight lanes have seen, of other rows of the same tokens.
+    Largest with_upper_lanes() const {
+        Largest upper = *this, lower = *this;
+        upper.logit = _mm512_shuffle_f32x4(logit, logit, 0b01001110);
+        upper.row = _mm512_shuffle_i32x4(row, row, 0b01001110);
+        upper.is_nan = static_cast<__mmask16>(is_nan >> 8 | is_nan << 8);
+        lower.merge(upper);
+        return lower;
+    }
 };
+
+// Logits of up to eight tokens: lanes that they leave multiply the next row. Each sum is of the same numbers in the same
+// order as a panel's, so that a token's logits do not depend on how many there are.
+class FewTokens {
+  public:
+    static constexpr int64_t kTokens = 8;
+    static constexpr int64_t kRowsAtOnce = 16;
+
+    FewTokens(const uint16_t* input, int64_t num_tokens, int64_t dim) : dim_(dim), columns_(aligned<Word>(dim / 2 * kTokens)) {
+        std::memset(columns_.get(), 0, dim / 2 * kTokens * sizeof(Word));
+        for (int64_t token = 0; token < num_tokens; ++token)
+            for (int64_t k = 0; k < dim / 2; ++k)
+                std::memcpy(columns_.get() + k * kTokens + token, input + token * dim + 2 * k, sizeof(Word));
+    }
+
+    // kRowsAtOnce rows of the head, of which the first is number `first`.
+    void see(const uint16_t* rows, int64_t first, Largest& largest) const {
+        constexpr int64_t kVectors = kRowsAtOnce / 2;
+        __m512 sums[kVectors];
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < kVectors; ++v) sums[v] = _mm512_setzero_ps();
+        for (int64_t k = 0; k < dim_ / 2; k += 4) {
+            __m512i columns[4];
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < 4; ++i)
+                columns[i] = _mm512_broadcast_i64x4(
+                    _mm256_load_si256(reinterpret_cast<const __m256i*>(columns_.get() + (k + i) * kTokens)));
+#pragma GCC unroll 8
+            for (int64_t v = 0; v < kVectors; ++v) {
+                const uint16_t* even = rows + 2 * v * dim_ + 2 * k;
+                if (k % kTile == 0) {
+                    prefetch(even + kRowsAtOnce * dim_);
+                    prefetch(even + (kRowsAtOnce + 1) * dim_);
+                }
+                // Four pairs of a row, in all lanes of the row.
+                const __m512i pairs = _mm512_inserti64x4(_mm512_castsi256_si512(four_pairs(even)), four_pairs(even + dim_), 1);
+                add<0>(sums[v], pairs, columns);
+                add<1>(sums[v], pairs, columns);
+                add<2>(sums[v], pairs, columns);
+                add<3>(sums[v], pairs, columns);
+            }
+        }
+        const __m512i row_of_lane = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < kVectors; ++v)
+            largest.see(sums[v], _mm512_add_epi32(row_of_lane, _mm512_set1_epi32(static_cast<int32_t>(first + 2 * v))));
+    }
+
+  private:
+    static __m256i four_pairs(const uint16_t* numbers) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
+    }
+
+    template <int kPair>
+    static void add(__m512& sums, __m512i pairs, const __m512i* columns) {
+        const __m512i row = _mm512_shuffle_epi32(pairs, static_cast<_MM_PERM_ENUM>(kPair * 0b01010101));
+        sums = _mm512_dpbf16_ps(sums, (__m512bh)row, (__m512bh)columns[kPair]);
+    }
+
+    const int64_t dim_;
+    std::unique_ptr<Word[], Free> columns_;
+};
+
+// Rows of the head in turns among the threads; what each has seen is merged. see(first, stop, largest): the rows [first, stop).
+template <typename See>
+void see_rows(int64_t num_rows, std::vector<Largest>& largest, const See& see) {
+    tiles_are_granted();
+#pragma omp parallel
+    {
+        [[maybe_unused]] const Tiles tiles;
+        std::vector<Largest> mine(largest.size());
+#pragma omp for schedule(dynamic)
+        for (int64_t first = 0; first < num_rows; first += kHeadRows)
+            see(first, std::min(num_rows, first + kHeadRows), mine.data());
+#pragma omp critical
+        for (size_t i = 0; i < largest.size(); ++i) largest[i].merge(mine[i]);
+    }
+}
+
+Largest largest_of_few(const uint16_t* input, const uint16_t* weight, int64_t num_tokens, int64_t dim, int64_t num_rows) {
+    const FewTokens tokens(input, num_tokens, dim);
+    std::vector<Largest> largest(1);
+    see_rows(num_rows, largest, [&](int64_t first, int64_t stop, Largest* mine) {
+        for (int64_t row = first; row < stop; row += tokens.kRowsAtOnce) tokens.see(weight + row * dim, row, *mine);
+    });
+    return largest[0].with_upper_lanes();
+}
+
+// 16 tokens each.
+std::vector<Largest> largest_of_many(const uint16_t* input, const uint16_t* weight, int64_t num_tokens, int64_t dim,
+                                     int64_t num_rows) {
+    const int64_t num_panels = (num_tokens + kPanel - 1) / kPanel, num_halves = (num_tokens + kTile - 1) / kTile;
+    const auto panels = aligned<Word>(num_panels * kTile * dim);
+    pack(input, panels.get(), num_tokens, dim);
+    std::vector<Largest> largest(num_halves);
+    see_rows(num_rows, largest, [&](int64_t first, int64_t stop, Largest* mine) {
+        Sums sums;
+        for (int64_t row = first; row < stop; row += kPanel) {
+            const uint16_t* low = weight + row * dim;
+            for (int64_t p = 0; p < num_panels; ++p) {
+                const bool fetches = p == 0 && row + kPanel < stop;
+                const Ahead ahead = {fetches ? low + kPanel * dim : nullptr};
+                const bool both_columns = 2 * p + 1 < num_halves;
+                multiply(low, low + kTile * dim, kPanel, panels.get() + p * kTile * dim, both_columns, ahead, dim, &sums);
+                for (int64_t r = 0; r < kPanel; ++r) {
+                    const __m512i in_row = _mm512_set1_epi32(static_cast<int32_t>(row + r));
+                    mine[2 * p].see(_mm512_load_ps(sums.of[r]), in_row);
+                    if (both_columns) mine[2 * p + 1].see(_mm512_load_ps(sums.of[r] + kTile), in_row);
+                }
+            }
+        }
+    });
+    return largest;
+}
 
 }  // namespace
 
@@ -255,9 +238,10 @@ void linear_bfloat16(const uint16_t* input, const Word* panels, const float* bia
             const __m512 high_bias = bias && both_columns ? _mm512_loadu_ps(bias + column + kTile) : _mm512_setzero_ps();
             for (int64_t t = first; t < stop; t += 2) {
                 // What follows this panel, this one too where it has just begun.
-                const char* ahead = t == first ? reinterpret_cast<const char*>(columns) + kPrefetchBytes : nullptr;
-                multiply(rows.tile(t), t + 1 < stop ? rows.tile(t + 1) : nullptr, columns, both_columns, ahead, dim, &sums);
+                const Ahead ahead = {t == first ? columns + kPrefetchWords : nullptr, true};
                 const int64_t count = std::min(std::min(stop - t, int64_t{2}) * kTile, num_tokens - t * kTile);
+                const uint16_t* high = count > kTile ? rows.tile(t + 1) : nullptr;
+                multiply(rows.tile(t), high, count, columns, both_columns, ahead, dim, &sums);
                 for (int64_t r = 0; r < count; ++r) {
                     uint16_t* target = output + (t * kTile + r) * num_outputs + column;
                     const __m512 low = _mm512_add_ps(_mm512_load_ps(sums.of[r]), low_bias);
@@ -275,36 +259,9 @@ void linear_bfloat16(const uint16_t* input, const Word* panels, const float* bia
 // bfloat16, the first of equals; and that logit, a NaN if any of them is one. dim and num_rows are multiples of 32.
 void largest_logits_bfloat16(const uint16_t* input, const uint16_t* weight, int64_t* rows, float* logits,
                              int64_t num_tokens, int64_t dim, int64_t num_rows) {
-    const int64_t num_panels = (num_tokens + kPanel - 1) / kPanel, num_halves = (num_tokens + kTile - 1) / kTile;
-    const auto panels = aligned<Word>(num_panels * kTile * dim);
-    pack(input, panels.get(), num_tokens, dim);
-    std::vector<Largest> largest(num_halves);
-    tiles_are_granted();
-#pragma omp parallel
-    {
-        [[maybe_unused]] const Tiles tiles;
-        Sums sums;
-        std::vector<Largest> mine(num_halves);
-#pragma omp for schedule(dynamic)
-        for (int64_t chunk = 0; chunk < num_rows; chunk += kHeadRows) {
-            const int64_t stop = std::min(num_rows, chunk + kHeadRows);
-            for (int64_t row = chunk; row < stop; row += kPanel) {
-                const uint16_t* low = weight + row * dim;
-                for (int64_t p = 0; p < num_panels; ++p) {
-                    const bool fetches = p == 0 && row + kPanel < stop;
-                    const char* ahead = fetches ? reinterpret_cast<const char*>(low + kPanel * dim) : nullptr;
-                    const bool both_columns = 2 * p + 1 < num_halves;
-                    multiply(low, low + kTile * dim, panels.get() + p * kTile * dim, both_columns, ahead, dim, &sums);
-                    for (int64_t r = 0; r < kPanel; ++r) {
-                        mine[2 * p].see(sums.of[r], row + r);
-                        if (both_columns) mine[2 * p + 1].see(sums.of[r] + kTile, row + r);
-                    }
-                }
-            }
-        }
-#pragma omp critical
-        for (int64_t h = 0; h < num_halves; ++h) largest[h].merge(mine[h]);
-    }
+    const bool is_few = !tiles_are_granted() && num_tokens <= FewTokens::kTokens;  // tiles keep up with memory as it is
+    const std::vector<Largest> largest = is_few ? std::vector{largest_of_few(input, weight, num_tokens, dim, num_rows)}
+                                                : largest_of_many(input, weight, num_tokens, dim, num_rows);
     for (int64_t token = 0; token < num_tokens; ++token) {
         const Largest& of = largest[token / kTile];
         alignas(64) float logit[kTile];

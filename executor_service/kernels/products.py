@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from executor_service.huge_pages import Arena
+
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "pack_bfloat16": [_POINTER] * 2 + [_SIZE] * 2,
@@ -17,7 +19,6 @@ _SIGNATURES = {
     "largest_logits_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
 }
 _PANEL = 32  # outputs of a panel, and inputs of a step
-_ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class PackedWeight:
 class Products:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._arena = Arena()
         for name, argument_types in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = argument_types, None
@@ -55,7 +57,7 @@ class Products:
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         num_outputs, num_inputs = weight.shape
         count = -(-num_outputs // _PANEL) * _PANEL * num_inputs
-        panels = _aligned_like(weight, count)
+        panels = self._arena.empty(count, weight.dtype)
         weight = weight.contiguous()
         self._library.pack_bfloat16(weight.data_ptr(), panels.data_ptr(), num_outputs, num_inputs)
         return PackedWeight(panels=panels, num_inputs=num_inputs, num_outputs=num_outputs)
@@ -97,10 +99,3 @@ class Products:
             weight.shape[0],
         )
         return token_ids, maxima
-
-
-def _aligned_like(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """[count] of the tensor's type, at an address of which the processor loads whole lines."""
-    room = tensor.new_empty(count + _ALIGNMENT // tensor.itemsize)
-    start = -room.data_ptr() % _ALIGNMENT // tensor.itemsize
-    return room[start : start + count]

@@ -4,9 +4,9 @@ The module code of a model calls `paged_attention_forward` in every layer, in pl
 the cache travel as the keyword argument `paged_context` of the model's forward. The keys and values of the pass are
 written to the cache first and then read from it with all that came before, so a chunk sees itself.
 
-Decodes go to the compiled kernel where there is one, which reads pages in place. Chunks are matrix products over
-gathered pages, which no kernel of ours would beat. What neither serves goes to the reference. On CUDA a kernel of
-FlashAttention takes all at once, where there is one that reads pages.
+Decodes and chunks go to compiled kernels where there are some, which read pages in place. Else they are matrix
+products over gathered pages; what those do not serve goes to the reference. On CUDA a kernel of FlashAttention takes
+all at once, where there is one that reads pages.
 """
 
 from __future__ import annotations
@@ -66,22 +66,13 @@ class PagedContext:
             attend_varlen(queries, attended, kv_cache, batch, layer=layer, scaling=scaling, window=options.window)
             return attended
         num_decodes = batch.host.num_decodes
-        if kernels is not None and num_decodes:
-            kernels.attend_decodes(
-                queries,
-                attended,
-                *kv_cache.layer_blocks(layer),
-                batch.host.block_tables,
-                batch.host.context_lens[:num_decodes],
-                scaling=scaling,
-                window=options.window,
-                softcap=options.softcap,
-                sinks=None if options.sinks is None else options.sinks.float(),
-            )
-        elif is_plain:
-            groups = batch.decode_groups(options.window)
-            attend_decode_groups(queries, attended, kv_cache, groups, layer=layer, scaling=scaling)
+        num_served = 0 if kernels is None else self._attend_by_kernels(kernels, layer, queries, attended, options)
+        if num_served == batch.host.num_requests:
+            return attended
         if is_plain:
+            if num_served < num_decodes:
+                groups = batch.decode_groups(options.window)
+                attend_decode_groups(queries, attended, kv_cache, groups, layer=layer, scaling=scaling)
             chunks = batch.prefill_chunks(options.window)
             attend_prefill_chunks(queries, attended, kv_cache, chunks, layer=layer, scaling=scaling)
         else:
@@ -90,7 +81,7 @@ class PagedContext:
                 attended,
                 kv_cache,
                 batch.host,
-                first_request=0 if kernels is None else num_decodes,
+                first_request=num_served,
                 layer=layer,
                 scaling=scaling,
                 window=options.window,
@@ -98,6 +89,46 @@ class PagedContext:
                 sinks=options.sinks,
             )
         return attended
+
+    def _attend_by_kernels(
+        self,
+        kernels: CpuKernels,
+        layer: int,
+        queries: torch.Tensor,
+        attended: torch.Tensor,
+        options: AttentionOptions,
+    ) -> int:
+        """Returns how many requests that served: the decodes, or all."""
+        host, blocks = self.batch.host, self.kv_cache.layer_blocks(layer)
+        sinks = None if options.sinks is None else options.sinks.float()
+        num_decodes, num_requests = host.num_decodes, host.num_requests
+        if num_decodes:
+            kernels.attend_decodes(
+                queries,
+                attended,
+                *blocks,
+                host.block_tables,
+                host.context_lens[:num_decodes],
+                scaling=options.scaling,
+                window=options.window,
+                softcap=options.softcap,
+                sinks=sinks,
+            )
+        if num_decodes == num_requests or not kernels.serves_chunks(queries.shape[-1]):
+            return num_decodes
+        kernels.attend_chunks(
+            queries,
+            attended,
+            *blocks,
+            host.block_tables[num_decodes:],
+            host.context_lens[num_decodes:],
+            self.batch.chunk_starts,
+            scaling=options.scaling,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=sinks,
+        )
+        return num_requests
 
 
 def register_paged_attention() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_service.kernels.layer import LayerPass
 from executor_service.kv.cache import KEY_AND_VALUE, KVCacheSpec
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.transfer import to_device
@@ -108,6 +109,23 @@ class DeviceBatch:
             block_tables=column(batch.block_tables),
             max_query_len=int(batch.query_lens.max()),
             max_context_len=self._longest_context,
+        )
+
+    @cached_property
+    def chunk_starts(self) -> NDArray[np.int64]:
+        """[number of chunks + 1], the first token of each chunk in T, and T."""
+        return self.host.query_starts()[self.host.num_decodes :]
+
+    @cached_property
+    def layer_pass(self) -> LayerPass:
+        """The whole batch as the kernel of a layer takes it."""
+        return LayerPass(
+            slot_mapping=self.slot_mapping,
+            block_tables=self.host.block_tables,
+            context_lens=self.host.context_lens,
+            chunk_starts=self.chunk_starts,
+            num_decodes=self.host.num_decodes,
+            block_size=self._spec.block_size,
         )
 
     @property

@@ -1,11 +1,12 @@
 """Puts faster modules in the place of those of transformers, on the CPU: same results, fewer and larger operations.
 
 - Linear layers in bfloat16 multiply by weights that are packed beforehand, for our own kernel where the processor has
-  tiles for it (AMX), else for oneDNN, which packs them in every call otherwise.
+  an instruction for it (AMX, AVX512_BF16), else for oneDNN, which packs them in every call otherwise.
 - The output head stays as it is where `greedy_head.py` uses it: it may be the table of embeddings too.
 - Attention has one product for queries, keys and values, and one kernel up to the cache (`fused_attention.py`). Where
   that does not fit, rotary embedding alone is a kernel.
 - RMS normalisation and the gate of a feed-forward are one kernel each, not up to ten operations.
+- A decoder layer all of whose parts are ours is one call (`fused_layer.py`).
 
 A module is replaced only if the new one agrees with it on random input: class names say little about what a model of
 next year computes. What is not known, or does not agree, stays as it is.
@@ -23,9 +24,10 @@ import torch
 from torch import nn
 
 from executor_service.kernels.cpu import CpuKernels, Gate
-from executor_service.kernels.products import Products
 from executor_service.model.agreement import agree, epsilon_of, is_rms_norm, sample
 from executor_service.model.fused_attention import fused_attention
+from executor_service.model.fused_layer import agrees, fused_layer
+from executor_service.model.fused_parts import FusedGatedFeedForward, FusedNorm, PackedLinear, PanelLinear
 from executor_service.model.greedy_head import GreedyHead
 
 _ROTARY_NAME = "apply_rotary_pos_emb"
@@ -49,6 +51,7 @@ def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -
             kept = {model.get_output_embeddings()} if greedy_head is not None else set()  # type: ignore[operator]
             _replace(model, lambda module: _linear_maker(module, kernels), but=kept)
         _fuse_rotary(model, kernels)
+        _replace(model, lambda module: _layer_maker(module, kernels))
     return greedy_head
 
 
@@ -72,67 +75,6 @@ def _replace(
                 setattr(parent, name, maker(child))
 
 
-class PackedLinear(nn.Module):
-    """A linear layer whose weight oneDNN has packed. `weight` is gone: it would double the memory.
-
-    The two operators are those that torch's own compiler emits for linear layers on the CPU.
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
-        self._bias = None if linear.bias is None else linear.bias.detach()
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self._bias, "none", [], "")
-        return product
-
-
-class TiledLinear(nn.Module):
-    """A linear layer whose weight is packed for the tiles of the processor. `weight` is gone, as in PackedLinear."""
-
-    def __init__(self, linear: nn.Linear, products: Products) -> None:
-        super().__init__()
-        self._products = products
-        self._packed = products.pack(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self._products.linear(states, self._packed, self._bias)
-
-
-class FusedNorm(nn.Module):
-    def __init__(self, weight: torch.Tensor, epsilon: float, *, rounds_first: bool, kernels: CpuKernels) -> None:
-        super().__init__()
-        self._weight = weight.float()
-        self._epsilon = epsilon
-        self._rounds_first = rounds_first
-        self._kernels = kernels
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        # The kernel takes rows as they lie in memory; heads before tokens are the one other order that models produce.
-        if not (states.is_contiguous() or (states.dim() > 2 and states.transpose(-3, -2).is_contiguous())):
-            states = states.contiguous()
-        return self._kernels.normalise(states, self._weight, self._epsilon, rounds_first=self._rounds_first)
-
-
-class FusedGatedFeedForward(nn.Module):
-    """down(activation(gate(x)) * up(x)), with one product for gate and up."""
-
-    def __init__(self, module: Any, gate: Gate, kernels: CpuKernels) -> None:
-        super().__init__()
-        weight = torch.cat((module.gate_proj.weight, module.up_proj.weight))
-        self.gate_up_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        self.gate_up_proj.weight = nn.Parameter(weight, requires_grad=False)
-        self.down_proj = module.down_proj
-        self._gate = gate
-        self._kernels = kernels
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.down_proj(self._kernels.gate(self.gate_up_proj(states), self._gate))
-        return result
-
-
 def _attention_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
     if fused_attention(module, kernels) is None:
         return None
@@ -144,15 +86,19 @@ def _linear_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
         return None
     to_onednn = PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
     products = kernels.products
-    if products is None or not products.uses_tiles:
+    if products is None:
         return to_onednn
 
     def make(linear: nn.Linear) -> nn.Module:
         if products.can_pack(linear.weight):
-            return TiledLinear(linear, products)
+            return PanelLinear(linear, products)
         return linear if to_onednn is None else to_onednn(linear)
 
     return make
+
+
+def _layer_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
+    return (lambda layer: fused_layer(layer, kernels) or layer) if agrees(module, kernels) else None
 
 
 def _norm_maker(module: Any, kernels: CpuKernels) -> _Maker | None:

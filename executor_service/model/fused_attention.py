@@ -41,9 +41,12 @@ class FusedAttention(nn.Module):
         projections = (module.q_proj, module.k_proj, module.v_proj)
         self.qkv_proj = _joined(projections)
         self.o_proj = module.o_proj
-        self._layer: int = module.layer_idx
+        self.layer: int = module.layer_idx
         self.options = options
-        self._head_norms = head_norms
+        self.head_norms = head_norms
+        self.head_dim: int = module.head_dim
+        self.num_heads = module.q_proj.out_features // module.head_dim
+        self.num_kv_heads = module.k_proj.out_features // module.head_dim
         self._kernels = kernels
 
     def forward(
@@ -55,10 +58,10 @@ class FusedAttention(nn.Module):
         paged_context: PagedContext,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        key_slots, value_slots = paged_context.kv_cache.layer_slots(self._layer)
+        key_slots, value_slots = paged_context.kv_cache.layer_slots(self.layer)
         slot_mapping = paged_context.batch.slot_mapping
         queries = self.place(hidden_states, position_embeddings, key_slots, value_slots, slot_mapping)
-        attended = paged_context.attend(self._layer, queries, self.options)
+        attended = paged_context.attend(self.layer, queries, self.options)
         return self.o_proj(attended.view(1, len(attended), -1)), None
 
     def place(
@@ -72,7 +75,7 @@ class FusedAttention(nn.Module):
         """Queries [T, H, D]; keys and values are stored."""
         cosine, sine = (angles[0].contiguous() for angles in position_embeddings)
         states = self.qkv_proj(hidden_states)[0]
-        return self._kernels.place_heads(states, key_slots, value_slots, slot_mapping, cosine, sine, self._head_norms)
+        return self._kernels.place_heads(states, key_slots, value_slots, slot_mapping, cosine, sine, self.head_norms)
 
 
 def fused_attention(module: Any, kernels: CpuKernels) -> nn.Module | None:

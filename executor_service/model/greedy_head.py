@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor_service.huge_pages import ask_for_huge_pages
 from executor_service.kernels.products import Products
 
 
@@ -29,6 +30,7 @@ class GreedyHead:
             return None
         if not products.can_find_largest(head.weight) or not _logits_are_products(model, head):
             return None
+        ask_for_huge_pages(head.weight, is_filled=True)
         return cls(head, products)
 
     def largest(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

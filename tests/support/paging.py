@@ -42,15 +42,21 @@ def random_batch(seed: int, *, block_size: int, num_decodes: int, num_chunks: in
 
 
 def filled_cache(
-    batch: RaggedBatch, *, dtype: torch.dtype, block_size: int, num_kv_heads: int, device: str = "cpu"
+    batch: RaggedBatch,
+    *,
+    dtype: torch.dtype,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int = 16,
+    device: str = "cpu",
 ) -> KVCache:
     """A cache with random content everywhere, so that reading a wrong or unused slot shows."""
-    spec = KVCacheSpec(num_layers=2, num_kv_heads=num_kv_heads, head_dim=16, block_size=block_size, dtype=dtype)
+    spec = KVCacheSpec(num_layers=2, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype)
     kv_cache = KVCache(spec, num_blocks=int(batch.block_tables.max()) + 1, num_swap_blocks=0, device=device)
     num_slots = kv_cache.num_blocks * block_size
     generator = torch.Generator().manual_seed(7)
     for layer in range(spec.num_layers):
-        keys, values = torch.randn(2, num_slots, num_kv_heads, 16, generator=generator).to(device, dtype)
+        keys, values = torch.randn(2, num_slots, num_kv_heads, head_dim, generator=generator).to(device, dtype)
         kv_cache.write(layer, keys, values, torch.arange(num_slots, device=device))
     return kv_cache
 

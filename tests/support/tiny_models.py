@@ -156,11 +156,20 @@ def tiny_model(name: str, *, seed: int = 0, kernels: CpuKernels | None = None, s
     )
 
 
-def causal_model(name: str, *, vocab_size: int = VOCAB_SIZE, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def causal_model(
+    name: str,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    head_dim: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Any:
     """The module alone, in evaluation mode, with paged attention."""
     register_paged_attention()
     config = _CONFIGS[name]()
     config.vocab_size = vocab_size
+    if head_dim is not None:
+        config.head_dim = head_dim  # type: ignore[attr-defined]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTN_IMPLEMENTATION, dtype=dtype)

@@ -76,13 +76,25 @@ def test_shapes_that_no_panel_holds_are_left_to_others(shape: tuple[int, int], p
     assert not products.can_find_largest(numbers(*shape))
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 16, 17, 32, 50, 64])
+@pytest.mark.parametrize("num_tokens", [0, 1, 5, 8, 9, 16, 17, 32, 50, 64])
 def test_the_largest_logits_are_those_of_all_logits(num_tokens: int, products: Products) -> None:
     states, weight = numbers(num_tokens, 128), numbers(4096, 128, seed=1)
     token_ids, maxima = products.largest_logits(states, weight)
     logits = products.linear(states, products.pack(weight), None)  # the same sums
     assert torch.equal(token_ids, logits.float().argmax(dim=-1))
     assert torch.equal(maxima, logits.float().amax(dim=-1) if num_tokens else torch.empty(0))
+
+
+def test_a_logit_does_not_depend_on_how_many_tokens_there_are(products: Products) -> None:
+    states, weight = numbers(40, 640), numbers(4096, 640, seed=1)
+    token_ids, maxima = products.largest_logits(states, weight)
+    packed = products.pack(weight)
+    rows = products.linear(states, packed, None)
+    for count in (1, 3, 8, 9, 17):
+        fewer_ids, fewer = products.largest_logits(states[:count], weight)
+        assert torch.equal(fewer_ids, token_ids[:count])
+        assert torch.equal(fewer, maxima[:count])
+        assert torch.equal(products.linear(states[:count], packed, None), rows[:count])
 
 
 def test_the_lowest_id_is_taken_among_logits_that_are_equal_in_bfloat16(products: Products) -> None:

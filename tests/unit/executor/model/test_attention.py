@@ -68,10 +68,10 @@ def device_batch(batch: RaggedBatch, kv_cache: KVCache) -> DeviceBatch:
     return DeviceBatch(batch, spec=kv_cache.spec, device=torch.device("cpu"))
 
 
-def queries(batch: RaggedBatch, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+def queries(batch: RaggedBatch, num_heads: int, dtype: torch.dtype, *, head_dim: int = 16) -> torch.Tensor:
     """[T, H, D] with the strides that the module code of a model produces: heads before tokens."""
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(num_heads, batch.num_tokens, 16, generator=generator).to(dtype).transpose(0, 1)
+    return torch.randn(num_heads, batch.num_tokens, head_dim, generator=generator).to(dtype).transpose(0, 1)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -236,3 +236,125 @@ def test_a_request_that_is_not_finite_leaves_the_others_of_the_kernel_alone() ->
     assert attended[2].isnan().all()
     others = torch.tensor([0, 1, 3, 4])
     assert (attended - expected)[others].abs().max() < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("head_dim", [8, 24, 80, 256])
+def test_the_kernel_for_decodes_takes_heads_of_any_size(dtype: torch.dtype, head_dim: int) -> None:
+    batch = random_batch(4, block_size=4, num_decodes=5, num_chunks=0)
+    kv_cache = filled_cache(batch, dtype=dtype, block_size=4, num_kv_heads=2, head_dim=head_dim)
+    query = queries(batch, 6, dtype, head_dim=head_dim)
+    expected = reference(query, kv_cache, batch, layer=1)
+    attended = by_kernel(query, kv_cache, batch, layer=1)
+    # Scores grow with the root of the size, and what bfloat16 rounds of them with it.
+    assert (attended.float() - expected.float()).abs().max() < TOLERANCES[dtype] * max(1, head_dim / 16) ** 0.5
+
+
+def chunks_by_kernel(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    batch: RaggedBatch,
+    *,
+    layer: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The chunks of a batch; the rows of decodes are zero."""
+    kernels = compiled_kernels(query.dtype)
+    if not kernels.serves_chunks(query.shape[-1]):
+        pytest.skip("this processor has no instruction for products in bfloat16")
+    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    kernels.attend_chunks(
+        query,
+        output,
+        *kv_cache.layer_blocks(layer),
+        batch.block_tables[batch.num_decodes :],
+        batch.context_lens[batch.num_decodes :],
+        batch.query_starts()[batch.num_decodes :],
+        scaling=SCALING / 2,  # scores are larger than with the other tests' smaller heads
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    return output
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3), (7, 1), (40, 1)])
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_the_kernel_for_chunks_agrees_with_the_reference(
+    num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None, has_sinks: bool
+) -> None:
+    sinks = torch.linspace(-1, 2, num_heads) if has_sinks else None
+    for seed, (block_size, head_dim) in enumerate(((1, 32), (3, 96), (16, 64))):
+        batch = random_batch(seed, block_size=block_size, num_decodes=2, num_chunks=5)
+        kv_cache = filled_cache(
+            batch, dtype=torch.bfloat16, block_size=block_size, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        query = queries(batch, num_heads, torch.bfloat16, head_dim=head_dim)
+        how: dict[str, Any] = {"layer": 1, "window": window, "softcap": softcap, "sinks": sinks}
+        expected = torch.zeros_like(query)
+        reference_attention(query, expected, kv_cache, batch, first_request=2, scaling=SCALING / 2, **how)
+        attended = chunks_by_kernel(query, kv_cache, batch, **how)
+        assert (attended.float() - expected.float())[2:].abs().max() < TOLERANCES[torch.bfloat16]
+        assert not attended[:2].any()
+
+
+def long_chunk(num_tokens: int, context_len: int) -> RaggedBatch:
+    """The last tokens of one prompt, in blocks of 16 that lie in no order."""
+    num_blocks = -(-context_len // 16)
+    blocks = np.random.default_rng(5).permutation(num_blocks).astype(np.int32)
+    return RaggedBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int64),
+        positions=np.arange(context_len - num_tokens, context_len),
+        query_lens=np.array([num_tokens], dtype=np.int32),
+        context_lens=np.array([context_len], dtype=np.int32),
+        block_tables=blocks[None, :],
+        num_decodes=0,
+        logits_rows=np.array([num_tokens - 1]),
+    )
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(("num_tokens", "context_len"), [(1, 700), (33, 1000), (300, 300)])
+def test_chunks_over_more_keys_than_are_scored_at_once(num_tokens: int, context_len: int, window: int | None) -> None:
+    batch = long_chunk(num_tokens, context_len)
+    kv_cache = filled_cache(batch, dtype=torch.bfloat16, block_size=16, num_kv_heads=1, head_dim=64)
+    query = queries(batch, 2, torch.bfloat16, head_dim=64)
+    expected = torch.zeros_like(query)
+    reference_attention(query, expected, kv_cache, batch, layer=0, scaling=SCALING / 2, window=window)
+    attended = chunks_by_kernel(query, kv_cache, batch, layer=0, window=window)
+    assert (attended.float() - expected.float()).abs().max() < TOLERANCES[torch.bfloat16]
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_kernel_for_chunks_reads_nothing_that_no_token_sees(window: int | None) -> None:
+    """Neither beyond a context nor before a window: whose pages those are is not known."""
+    batch = long_chunk(20, 150)
+    kv_cache = filled_cache(batch, dtype=torch.bfloat16, block_size=16, num_kv_heads=1, head_dim=32)
+    query = queries(batch, 2, torch.bfloat16, head_dim=32)
+    expected = chunks_by_kernel(query, kv_cache, batch, layer=0, window=window)
+    first = 0 if window is None else 130 - window + 1
+    table = batch.block_tables[0]
+    unseen = [position for position in range(len(table) * 16) if not first <= position < 150]
+    slots = torch.tensor([int(table[position // 16]) * 16 + position % 16 for position in unseen])
+    poison = torch.full((len(unseen), 1, 32), float("nan"), dtype=torch.bfloat16)
+    kv_cache.write(0, poison, poison, slots)
+    assert torch.equal(chunks_by_kernel(query, kv_cache, batch, layer=0, window=window), expected)
+
+
+def test_a_chunk_that_is_not_finite_leaves_the_others_alone() -> None:
+    batch = random_batch(3, block_size=4, num_decodes=0, num_chunks=4)
+    kv_cache = filled_cache(batch, dtype=torch.bfloat16, block_size=4, num_kv_heads=1, head_dim=32)
+    query = queries(batch, 2, torch.bfloat16, head_dim=32)
+    expected = chunks_by_kernel(query, kv_cache, batch, layer=0)
+    slot = torch.tensor([int(batch.block_tables[1, 0]) * 4])
+    poison = torch.full((1, 1, 32), float("nan"), dtype=torch.bfloat16)
+    kv_cache.write(0, poison, poison, slot)
+    attended = chunks_by_kernel(query, kv_cache, batch, layer=0)
+    start, stop = batch.query_starts()[1:3]
+    assert attended[start:stop].isnan().all()
+    attended[start:stop] = expected[start:stop] = 0.0
+    assert torch.equal(attended, expected)

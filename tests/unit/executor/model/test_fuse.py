@@ -10,8 +10,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from executor_service.kernels.cpu import CpuKernels
-from executor_service.model.fuse import FusedGatedFeedForward, FusedNorm, PackedLinear, TiledLinear, fuse
+from executor_service.model.fuse import fuse
 from executor_service.model.fused_attention import FusedAttention
+from executor_service.model.fused_parts import FusedGatedFeedForward, FusedNorm, PackedLinear, PanelLinear
 from support.kernels import compiled_kernels
 from support.tiny_models import TINY_MODELS, causal_model, tiny_model
 
@@ -60,7 +61,7 @@ def test_every_part_that_can_be_fused_is(name: str, kernels: CpuKernels) -> None
     assert not any(cls.__name__.endswith("RMSNorm") and cls is not FusedNorm for cls in classes)
     if kernels.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         products = kernels.products
-        assert (TiledLinear if products is not None and products.uses_tiles else PackedLinear) in classes
+        assert (PanelLinear if products is not None else PackedLinear) in classes
         assert nn.Linear not in classes
     assert all("forward" in vars(layer.self_attn) for layer in fused.model.layers), "rotary embedding is not fused"
 

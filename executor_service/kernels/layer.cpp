@@ -1,0 +1,105 @@
+// A whole decoder layer in one call, of the operations of the other files: between two of them the interpreter would take
+// as long as the operations themselves where few tokens run.
+
+#ifdef __AVX512BF16__
+
+#include "numbers.h"
+#include "panels.h"
+
+namespace {
+
+using Number = uint16_t;
+
+// A linear layer: products.cpp has the order of its panels.
+struct Linear {
+    const Word* panels;
+    const float* bias;  // or null
+    int64_t num_inputs, num_outputs;
+};
+
+// layer.py has these three too, field by field.
+struct Layer {
+    Linear qkv, attention_output, gate_up, down;
+    // Weights of norms; the two of what is added to the states, and those of heads, may be null.
+    const float *input_norm, *attention_norm, *feed_forward_norm, *feed_forward_output_norm, *query_norm, *key_norm;
+    int64_t num_heads, num_kv_heads, head_dim, window;
+    float norm_epsilon, head_norm_epsilon, scaling, softcap;
+    int32_t norms_round_first, head_norms_round_first, gate_is_gelu;
+};
+
+// All layers of a pass share it. Decodes first, then chunks.
+struct Pass {
+    const int64_t* slot_mapping;  // [T]
+    const int32_t* block_tables;  // [R, table_width]
+    const int32_t* context_lens;  // [R]
+    const int64_t* chunk_starts;  // [chunks + 1]
+    int64_t num_tokens, num_decodes, num_requests, table_width, block_size;
+};
+
+}  // namespace
+
+extern "C" {
+
+void linear_bfloat16(const Number*, const Word*, const float*, Number*, int64_t, int64_t, int64_t);
+void normalise_bfloat16(const Number*, Number*, const float*, int64_t, int64_t, float, int32_t);
+void add_normalised_bfloat16(Number*, const Number*, const float*, int64_t, int64_t, float, int32_t);
+void place_heads_bfloat16(const Number*, Number*, Number*, Number*, const int64_t*, const Number*, const Number*,
+                          const float*, const float*, int64_t, int64_t, int64_t, int64_t, float, int32_t);
+void gate_bfloat16(const Number*, Number*, int64_t, int64_t, int32_t);
+void attend_decodes_bfloat16(const Number*, Number*, const Number*, const Number*, const int32_t*, const int32_t*,
+                             const float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                             int64_t, float, float);
+void attend_chunks_bfloat16(const Number*, Number*, const Number*, const Number*, const int32_t*, const int32_t*,
+                            const int64_t*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                            int64_t, int64_t, float, float);
+
+// states [T, hidden], in place; keys, values: the pool of this layer; cosine, sine [T, D].
+void run_layer_bfloat16(const Layer* layer, const Pass* pass, Number* states, Number* keys, Number* values,
+                        const Number* cosine, const Number* sine) {
+    static thread_local Workspace<Number> normed_space, qkv_space, query_space, attended_space, gates_space, gated_space,
+        result_space;
+    const int64_t num_tokens = pass->num_tokens, hidden = layer->qkv.num_inputs, head_dim = layer->head_dim;
+    const int64_t width = layer->num_heads * head_dim, group_size = layer->num_heads / layer->num_kv_heads;
+    Number* normed = normed_space.of(num_tokens * hidden);
+    Number* qkv = qkv_space.of(num_tokens * layer->qkv.num_outputs);
+    Number* query = query_space.of(num_tokens * width);
+    Number* attended = attended_space.of(num_tokens * width);
+    Number* gates = gates_space.of(num_tokens * layer->gate_up.num_outputs);
+    Number* gated = gated_space.of(num_tokens * layer->down.num_inputs);
+    Number* result = result_space.of(num_tokens * hidden);
+    const auto multiply_by = [&](const Linear& linear, const Number* input, Number* output) {
+        linear_bfloat16(input, linear.panels, linear.bias, output, num_tokens, linear.num_inputs, linear.num_outputs);
+    };
+    const auto normalise_by = [&](const float* weight) {
+        normalise_bfloat16(states, normed, weight, num_tokens, hidden, layer->norm_epsilon, layer->norms_round_first);
+    };
+    const auto add_by = [&](const float* weight) {
+        add_normalised_bfloat16(states, result, weight, num_tokens, hidden, layer->norm_epsilon, layer->norms_round_first);
+    };
+
+    normalise_by(layer->input_norm);
+    multiply_by(layer->qkv, normed, qkv);
+    place_heads_bfloat16(qkv, query, keys, values, pass->slot_mapping, cosine, sine, layer->query_norm, layer->key_norm,
+                         num_tokens, layer->num_heads, layer->num_kv_heads, head_dim, layer->head_norm_epsilon,
+                         layer->head_norms_round_first);
+    if (pass->num_decodes > 0)
+        attend_decodes_bfloat16(query, attended, keys, values, pass->block_tables, pass->context_lens, nullptr,
+                                pass->num_decodes, pass->table_width, layer->num_kv_heads, group_size, head_dim,
+                                pass->block_size, layer->window, width, head_dim, layer->scaling, layer->softcap);
+    if (pass->num_decodes < pass->num_requests)
+        attend_chunks_bfloat16(query, attended, keys, values, pass->block_tables + pass->num_decodes * pass->table_width,
+                               pass->context_lens + pass->num_decodes, pass->chunk_starts, nullptr,
+                               pass->num_requests - pass->num_decodes, pass->table_width, layer->num_kv_heads, group_size,
+                               head_dim, pass->block_size, layer->window, width, head_dim, layer->scaling, layer->softcap);
+    multiply_by(layer->attention_output, attended, result);
+    add_by(layer->attention_norm);
+
+    normalise_by(layer->feed_forward_norm);
+    multiply_by(layer->gate_up, normed, gates);
+    gate_bfloat16(gates, gated, num_tokens, layer->down.num_inputs, layer->gate_is_gelu);
+    multiply_by(layer->down, gated, result);
+    add_by(layer->feed_forward_output_norm);
+}
+}
+
+#endif

@@ -1,0 +1,72 @@
+"""The modules that stand for linear layers, normalisations and gated feed-forwards of transformers, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor_service.kernels.cpu import CpuKernels, Gate
+from executor_service.kernels.products import Products
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight oneDNN has packed. `weight` is gone: it would double the memory.
+
+    The two operators are those that torch's own compiler emits for linear layers on the CPU.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self._bias, "none", [], "")
+        return product
+
+
+class PanelLinear(nn.Module):
+    """A linear layer whose weight is packed for our own products. `weight` is gone, as in PackedLinear."""
+
+    def __init__(self, linear: nn.Linear, products: Products) -> None:
+        super().__init__()
+        self._products = products
+        self.packed = products.pack(linear.weight.detach())
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self._products.linear(states, self.packed, self.bias)
+
+
+class FusedNorm(nn.Module):
+    def __init__(self, weight: torch.Tensor, epsilon: float, *, rounds_first: bool, kernels: CpuKernels) -> None:
+        super().__init__()
+        self.weight = weight.float()  # [D], what multiplies the normalised states
+        self.epsilon = epsilon
+        self.rounds_first = rounds_first
+        self._kernels = kernels
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        # The kernel takes rows as they lie in memory; heads before tokens are the one other order that models produce.
+        if not (states.is_contiguous() or (states.dim() > 2 and states.transpose(-3, -2).is_contiguous())):
+            states = states.contiguous()
+        return self._kernels.normalise(states, self.weight, self.epsilon, rounds_first=self.rounds_first)
+
+
+class FusedGatedFeedForward(nn.Module):
+    """down(activation(gate(x)) * up(x)), with one product for gate and up."""
+
+    def __init__(self, module: Any, gate: Gate, kernels: CpuKernels) -> None:
+        super().__init__()
+        weight = torch.cat((module.gate_proj.weight, module.up_proj.weight))
+        self.gate_up_proj = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.gate_up_proj.weight = nn.Parameter(weight, requires_grad=False)
+        self.down_proj = module.down_proj
+        self.activation = gate
+        self._kernels = kernels
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(self._kernels.gate(self.gate_up_proj(states), self.activation))
+        return result
