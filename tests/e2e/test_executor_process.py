@@ -21,6 +21,7 @@ from executor_service.model.devices import DeviceError
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError
 from executor_service.sizing import SizeError
 from executor_service.telemetry import EngineLog
+from executor_service.traces import Traces
 from metronome.executor.v1 import executor_pb2
 from support.services import (
     EXECUTOR,
@@ -131,7 +132,9 @@ def test_what_cannot_be_built_is_one_of_the_errors_that_are_told_in_a_line(
     spoil(tmp_path)
     config = parse_config(["--model", str(tmp_path), "--dtype", "float32", *arguments], {})
     with pytest.raises(error) as caught:
-        build_executor(config, executor_id="x", sink=list, observer=EngineLog("x", list), progress=list)
+        build_executor(
+            config, executor_id="x", sink=list, observer=EngineLog("x", list), traces=Traces(), progress=list
+        )
     assert str(caught.value).strip()
     assert "\n" not in str(caught.value)
 
