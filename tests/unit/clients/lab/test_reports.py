@@ -120,7 +120,7 @@ def test_who_may_pass_whom_is_what_the_policy_promises(
 @pytest.mark.parametrize("ordering", [Ordering.FIFO, Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST])
 def test_the_planner_keeps_its_promises(ordering: Ordering) -> None:
     policy = Policy(ordering=ordering, aging_seconds=0.5)
-    workload = drawn_workload(80, mean_gap_ms=5, prefixes=[np.empty(0, dtype=np.int32)] * 80)
+    workload = drawn_workload(40, mean_gap_ms=5, prefixes=[np.empty(0, dtype=np.int32)] * 40)
     fleet = Fleet(hardware=hardware_of(num_blocks=96, max_num_seqs=4, max_model_len=1300))
 
     assert order_promise(simulate(workload, fleet, policy), policy).is_kept

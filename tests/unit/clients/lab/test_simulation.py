@@ -44,7 +44,7 @@ def tables(records: Records) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_request_ends_once_tokens_add_up_and_no_block_is_lost(name: str) -> None:
-    workload = drawn_workload(30, mean_gap_ms=25).bounded_by(40)
+    workload = drawn_workload(24, mean_gap_ms=25).bounded_by(40)
     hardware = hardware_of(num_blocks=80, num_swap_blocks=40, max_num_seqs=6, max_model_len=1250)
     records = Records(workload)
     planner = VerifyingPlanner(POLICIES[name])
@@ -79,7 +79,7 @@ def test_every_request_ends_once_tokens_add_up_and_no_block_is_lost(name: str) -
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_passes_that_repeat_are_what_a_plan_for_each_gives(name: str, scope: PrefixScope) -> None:
-    workload = drawn_workload(20, mean_gap_ms=40, seed=2).bounded_by(50)
+    workload = drawn_workload(14, mean_gap_ms=40, seed=2).bounded_by(50)
     hardware = hardware_of(num_blocks=96, num_swap_blocks=30, max_num_seqs=4, max_model_len=1300, prefix_scope=scope)
     fleet = Fleet(hardware=hardware)
 
@@ -90,13 +90,16 @@ def test_passes_that_repeat_are_what_a_plan_for_each_gives(name: str, scope: Pre
     assert fast.num_plans < plain.num_plans or POLICIES[name].kv_residency_charge > 0
 
 
-@pytest.mark.parametrize("file_format", Format, ids=lambda format: format.value)
-@pytest.mark.parametrize("placement", Placement, ids=lambda placement: placement.name)
-def test_the_same_settings_have_the_same_files(file_format: Format, placement: Placement, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("placement", "file_format"),
+    [*((placement, Format.PARQUET) for placement in Placement), (Placement.ROUND_ROBIN, Format.CSV)],
+    ids=lambda value: value.name,
+)
+def test_the_same_settings_have_the_same_files(placement: Placement, file_format: Format, tmp_path: Path) -> None:
     fleet = Fleet(hardware=hardware_of(max_model_len=1300, num_blocks=96), num_executors=3, placement=placement)
     contents = []
     for directory in (tmp_path / "first", tmp_path / "second"):
-        workload = drawn_workload(40, mean_gap_ms=10).with_estimates_off_by(0.5, seed=3)
+        workload = drawn_workload(16, mean_gap_ms=10).with_estimates_off_by(0.5, seed=3)
         paths = write_results(simulate(workload, fleet, FIFO, seed=3), directory, file_format)
         contents.append([path.read_bytes() for path in paths])
 
