@@ -6,9 +6,10 @@ import asyncio
 import os
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from executor_service.config import Config, parse_config
-from executor_service.telemetry import configure_logging
+if TYPE_CHECKING:
+    from executor_service.config import Config
 
 # The scheduler installs without them, so they may be missing.
 EXTRA = "metronome-llm[executor]"
@@ -16,6 +17,11 @@ NEEDED_OF_EXTRA = ("torch", "transformers")
 
 
 def main() -> None:
+    # gRPC's core writes lines that are no events, of what the log tells by itself. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from executor_service.config import parse_config
+    from executor_service.logs import configure_logging
+
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)
     for name in NEEDED_OF_EXTRA:

@@ -19,11 +19,11 @@ class IgnoringObserver:
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None: ...
 
-    def copies_failed(self, request_ids: list[int], error: Exception) -> None: ...
+    def copies_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None: ...
 
-    def requests_failed(self, request_ids: list[int], error: Exception) -> None: ...
+    def requests_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None: ...
 
-    def books_wrong(self, error: Exception) -> None: ...
+    def books_wrong(self, iteration: int, error: Exception) -> None: ...
 
 
 class PassTraces(IgnoringObserver):
@@ -59,14 +59,14 @@ class Observers:
         for observer in self._observers:
             observer.plan_unavailable(iteration, failure)
 
-    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
+    def copies_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None:
         for observer in self._observers:
-            observer.copies_failed(request_ids, error)
+            observer.copies_failed(iteration, request_ids, error)
 
-    def requests_failed(self, request_ids: list[int], error: Exception) -> None:
+    def requests_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None:
         for observer in self._observers:
-            observer.requests_failed(request_ids, error)
+            observer.requests_failed(iteration, request_ids, error)
 
-    def books_wrong(self, error: Exception) -> None:
+    def books_wrong(self, iteration: int, error: Exception) -> None:
         for observer in self._observers:
-            observer.books_wrong(error)
+            observer.books_wrong(iteration, error)

@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from executor_service.address import is_loopback
+from executor_service.logs import LOG_LEVELS, LogFormat
 from executor_service.metrics_endpoint import metrics_address
 from executor_service.otlp import TRACING_OFF, TRACING_OTLP
 from executor_service.setting import Setting, member, message_size, one_of, path, port, switch, text, whole
 from executor_service.setting_sources import SettingError, Values
-from executor_service.telemetry import LOG_LEVELS, LogFormat
 from executor_service.tls import TlsFiles
+
+MIN_PING_INTERVAL_MS = 5_000
+"""Clients may ping every 10 s (proto/README.md), and clocks and networks are not exact."""
 
 
 class PortLimits(Protocol):
@@ -78,7 +81,7 @@ def port_settings(default_port: int) -> tuple[Setting, ...]:
 
 
 def channel_limits(config: PortLimits) -> tuple[tuple[str, int], ...]:
-    """What gRPC itself refuses or holds back on a port, as options of its server."""
+    """What gRPC itself allows, refuses or holds back on a port, as options of its server."""
     return (
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -86,6 +89,9 @@ def channel_limits(config: PortLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.max_metadata_size", config.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),
         ("grpc.max_concurrent_streams", config.max_streams_per_connection),
+        # Also from those who only wait.
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
     )
 
 

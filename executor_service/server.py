@@ -63,9 +63,6 @@ def _options(config: Config) -> tuple[tuple[str, int], ...]:
         # Two servers on one port would share its connections and neither would know.
         ("grpc.so_reuseport", 0),
         *channel_limits(config),
-        # Clients may ping every 10 s, also while they only wait.
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
     )
 
 

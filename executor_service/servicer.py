@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
+import structlog
 
 from executor_service.access import ANYBODY, Access, Caller
 from executor_service.convert.answers import Answers, answers_of
@@ -26,6 +27,8 @@ from executor_service.traces import CallTrace, Traces
 from metronome.inference.v1 import error_reason_pb2 as reasons
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
+
+log = structlog.get_logger()
 
 # Proxies and firewalls drop streams that are silent for a minute or more.
 HEARTBEAT_INTERVAL_S = 15.0
@@ -88,6 +91,13 @@ class InferenceServicer(InferenceServiceServicer):
         with self._gate.enter(request.tenant):
             call, stream = await self._accept(executor, request, context)
             trace.accepted(call)
+            log.debug(
+                "request_accepted",
+                request_id=call.name,
+                tenant=request.tenant,
+                num_prompt_tokens=len(call.requests[0].prompt_token_ids),
+                num_answers=len(call.requests),
+            )
             try:
                 sequence = 0
                 yield pb.GenerateResponse(sequence=sequence, started=started(call))

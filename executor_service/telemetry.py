@@ -1,11 +1,11 @@
-"""Logs: what the engine does, as structured events. Nothing of a prompt or an answer is ever among them."""
+"""What the engine does, as events of the log. Nothing of a prompt or an answer is ever among them.
+
+Requests go by the names that clients gave them or were told.
+"""
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,32 +17,6 @@ if TYPE_CHECKING:  # settings need this module before torch is imported
     from executor_service.engine.apply import PlanRefusedError
 
 log = structlog.get_logger()
-
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
-
-
-class LogFormat(Enum):
-    CONSOLE = "console"
-    JSON = "json"
-
-
-def configure_logging(log_format: LogFormat, level: str) -> None:
-    """Send events to standard error, one line each."""
-    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
-    if log_format is LogFormat.CONSOLE:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
 
 _EVENTS = {
     FailureCause.NO_ANSWER: "no_scheduler_answers",
@@ -77,7 +51,21 @@ class EngineLog:
         self._publish(record)
 
     def request_ended(self, ending: Ending) -> None:
-        """Whoever sent the request is told."""
+        usage = ending.usage
+        self._log.info(
+            "request_ended",
+            request_id=ending.request_id,
+            iteration=ending.iteration,
+            tenant=ending.tenant,
+            reason=ending.reason,
+            num_prompt_tokens=usage.num_prompt_tokens,
+            num_cached_tokens=usage.num_cached_tokens,
+            num_output_tokens=usage.num_output_tokens,
+            num_preemptions=usage.num_preemptions,
+            queue_time_us=usage.queue_time_us,
+            time_to_first_token_us=usage.time_to_first_token_us,
+            total_time_us=usage.total_time_us,
+        )
 
     def plan_refused(self, iteration: int, refusal: PlanRefusedError) -> None:
         self._log.warning("plan_refused", iteration=iteration, reason=refusal.reason.value, detail=str(refusal))
@@ -92,12 +80,14 @@ class EngineLog:
                 effect="who has begun goes on, who never ran waits",
             )
 
-    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
+    def copies_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None:
         effect = "their KV is computed again"
-        self._log.error("swap_copies_failed", request_ids=request_ids, effect=effect, exc_info=error)
+        self._log.error(
+            "swap_copies_failed", iteration=iteration, request_ids=request_ids, effect=effect, exc_info=error
+        )
 
-    def requests_failed(self, request_ids: list[int], error: Exception) -> None:
-        self._log.error("requests_failed", request_ids=request_ids, exc_info=error)
+    def requests_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None:
+        self._log.error("requests_failed", iteration=iteration, request_ids=request_ids, exc_info=error)
 
-    def books_wrong(self, error: Exception) -> None:
-        self._log.critical("books_wrong", exc_info=error)
+    def books_wrong(self, iteration: int, error: Exception) -> None:
+        self._log.critical("books_wrong", iteration=iteration, exc_info=error)

@@ -6,19 +6,21 @@ import asyncio
 import os
 import sys
 
-from scheduler_service.address import AddressError
-from scheduler_service.config import parse_config
-from scheduler_service.otlp import TracingError
-from scheduler_service.profiles import ProfileError, load_profiles
-from scheduler_service.recording_file import RecordingError
-from scheduler_service.server import serve
-from scheduler_service.telemetry import configure_logging
-from scheduler_service.tls import TlsError
-from scheduler_service.watched_file import FileError
-
 
 def main() -> None:
     """Run the service until a signal ends it. Exit status 1 if it cannot start, 2 for flags that make no sense."""
+    # gRPC's core writes lines that are no events, of what the log tells by itself. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from scheduler_service.address import AddressError
+    from scheduler_service.config import parse_config
+    from scheduler_service.logs import configure_logging
+    from scheduler_service.otlp import TracingError
+    from scheduler_service.profiles import ProfileError, load_profiles
+    from scheduler_service.recording_file import RecordingError
+    from scheduler_service.server import serve
+    from scheduler_service.tls import TlsError
+    from scheduler_service.watched_file import FileError
+
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)
     try:

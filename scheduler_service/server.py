@@ -81,9 +81,6 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
         options=(
             # Without it a second service would share the port silently, and get half of the calls.
             ("grpc.so_reuseport", 0),
-            # Clients may ping every 10 s, also while they only wait (proto/README.md).
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.keepalive_permit_without_calls", 1),
             *channel_limits(config),
         ),
     )

@@ -200,11 +200,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             try:
                 response = decide(request)
             except SchedulerError as error:
-                log.info("refused", method=method, reason=error.reason.name, field=error.field)
+                log.info("refused", method=method, reason=error.reason.name, field=error.field, **_whose(request))
                 self._note_refusal(trace, method, error.reason.name)
                 await refuse(context, error)
             except Exception:
-                log.exception("crashed", method=method)
+                log.exception("crashed", method=method, **_whose(request))
                 self._note_refusal(trace, method, CRASHED)
                 await fail(context, method)
             if self._metrics is not None:
@@ -215,6 +215,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         trace.refused(reason)
         if self._metrics is not None:
             self._metrics.refused(method, reason)
+
+
+def _whose(request: object) -> dict[str, object]:
+    """The executor and its iteration that a call is about, for the log; of several the first."""
+    executors = getattr(getattr(request, "state", None), "executors", None)
+    return {"executor_id": executors[0].executor_id, "iteration": executors[0].iteration} if executors else {}
 
 
 def _cluster(

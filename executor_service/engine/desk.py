@@ -83,7 +83,7 @@ class Desk:
         try:
             output = sequence.push(token_id)
         except Exception as error:  # whatever a tokenizer raises is this request's fault alone
-            self._observer.requests_failed([request_id], error)
+            self._observer.requests_failed(self._books.iteration, [sequence.request.name], error)
             self.end(request_id, EndCause.FAILED, "its text could not be decoded")
             return False
         self._books["num_output_tokens"][row] += 1
@@ -118,7 +118,7 @@ class Desk:
         sequence = self._books.end(request_id)
         self.ended.add(request_id)
         usage = sequence.usage(num_preemptions=num_preemptions, now_us=self._clock_us())
-        self._observer.request_ended(_ending(sequence, cause.name, usage, is_answered=False))
+        self._observer.request_ended(_ending(sequence, self._books.iteration, cause.name, usage, is_answered=False))
         self._events.append(EndedEvent(request_id=request_id, cause=cause, detail=detail, rejection=rejection))
         counters = self.counters
         if cause is EndCause.CANCELLED:
@@ -156,7 +156,7 @@ class Desk:
         num_preemptions = int(self._books["num_preemptions"][row])
         sequence = self._books.end(int(self._books["id"][row]))
         usage = sequence.usage(num_preemptions=num_preemptions, now_us=now_us)
-        self._observer.request_ended(_ending(sequence, reason.name, usage, is_answered=True))
+        self._observer.request_ended(_ending(sequence, self._books.iteration, reason.name, usage, is_answered=True))
         self.ended.add(sequence.request.id)
         self.counters.num_finished += 1
         self._events.append(
@@ -169,9 +169,11 @@ class Desk:
         )
 
 
-def _ending(sequence: Sequence, reason: str, usage: Usage, *, is_answered: bool) -> Ending:
+def _ending(sequence: Sequence, iteration: int, reason: str, usage: Usage, *, is_answered: bool) -> Ending:
     has_token = sequence.first_token_us > 0
     return Ending(
+        request_id=sequence.request.name,
+        iteration=iteration,
         tenant=sequence.request.tenant,
         reason=reason,
         is_answered=is_answered,

@@ -12,7 +12,7 @@ Speculation: when the tokens of a pass are there, drafts of the next are looked 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from executor_service.engine.apply import CheckedPlan, Copies, PlanRefusedError, apply, check
 from executor_service.engine.batch_builder import PassInputs, build_pass
@@ -201,7 +201,7 @@ class Engine:
             for copy in copies.within:
                 self._books.prefixes.forget_tail(copy.row)  # or the next to enter would try the same again
             self.counters.num_swap_failures += 1
-            self._observer.copies_failed(self._books["id"][copies.rows].tolist(), error)
+            self._observer.copies_failed(self._books.iteration, self._names(copies.rows), error)
             return False
         if num_copied and self._times_copies:
             self._latency.add_copy(num_blocks=num_copied, time_us=(time.perf_counter_ns() - started) // 1000)
@@ -255,7 +255,7 @@ class Engine:
             raise
         except Exception as error:  # out of memory, a broken model
             request_ids = self._books["id"][inputs.rows].tolist()
-            self._observer.requests_failed(request_ids, error)
+            self._observer.requests_failed(self._books.iteration, self._names(inputs.rows), error)
             for request_id in request_ids:
                 self._books.forget_prefix(request_id)
                 self._desk.end(request_id, EndCause.FAILED, "the pass that it was in failed")
@@ -278,6 +278,10 @@ class Engine:
         )
 
     # Books
+
+    def _names(self, rows: Iterable[int]) -> list[str]:
+        """What clients call the requests of these rows."""
+        return [self._books.sequence(row).request.name for row in rows]
 
     def _accept(self, sequences: tuple[Sequence, ...]) -> None:
         for sequence in sequences:
@@ -313,7 +317,7 @@ class Engine:
         try:
             self._books.check_integrity()
         except Exception as error:  # a bug of ours: it must be heard of, and serving goes on
-            self._observer.books_wrong(error)
+            self._observer.books_wrong(self._books.iteration, error)
 
     def _publish(self) -> None:
         """Show other threads how the books stand."""

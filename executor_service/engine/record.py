@@ -92,8 +92,13 @@ class Measures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a request ended: ``reason`` is the name of a FinishReason or of an EndCause."""
+    """How a request ended: ``reason`` is the name of a FinishReason or of an EndCause.
 
+    ``request_id``: what the client calls it. ``iteration``: the one that it ended in.
+    """
+
+    request_id: str
+    iteration: int
     tenant: str
     reason: str
     is_answered: bool
@@ -113,8 +118,8 @@ class Observer(Protocol):
 
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None: ...
 
-    def copies_failed(self, request_ids: list[int], error: Exception) -> None: ...
+    def copies_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None: ...
 
-    def requests_failed(self, request_ids: list[int], error: Exception) -> None: ...
+    def requests_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None: ...
 
-    def books_wrong(self, error: Exception) -> None: ...
+    def books_wrong(self, iteration: int, error: Exception) -> None: ...

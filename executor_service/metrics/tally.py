@@ -106,5 +106,5 @@ class Tally(IgnoringObserver):
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         self.plan_failures[failure.cause.name] += 1
 
-    def books_wrong(self, error: Exception) -> None:
+    def books_wrong(self, iteration: int, error: Exception) -> None:
         self.num_book_errors += 1

@@ -149,8 +149,10 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    # A bar for two seconds would only run through the log.
+    # A bar for two seconds would only run through the log, and what is told there are events.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
     register_paged_attention()
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         directory,

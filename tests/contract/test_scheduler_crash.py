@@ -34,7 +34,7 @@ async def answers_to_a_crash_and_a_retry(monkeypatch: pytest.MonkeyPatch) -> lis
                 code = await call.code()
                 details = dict(await call.trailing_metadata()).get("grpc-status-details-bin", b"")
                 answers.append((code, reason_in(details)))
-    await server.stop(grace_seconds=0)
+    await server.stop(grace_s=0)
     return answers
 
 

@@ -111,8 +111,8 @@ class Heard:
         self.refusals: list[str] = []
         self.refusal_reasons: list[RefusalReason] = []
         self.outages: list[str] = []
-        self.failures: list[tuple[list[int], Exception]] = []
-        self.failed_copies: list[list[int]] = []
+        self.failures: list[tuple[list[str], Exception]] = []
+        self.failed_copies: list[list[str]] = []
 
     def pass_done(self, record: PassRecord, measures: Measures) -> None:
         self.passes.append(record)
@@ -128,13 +128,13 @@ class Heard:
     def plan_unavailable(self, iteration: int, failure: PlanUnavailableError) -> None:
         self.outages.append(str(failure))
 
-    def copies_failed(self, request_ids: list[int], error: Exception) -> None:
+    def copies_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None:
         self.failed_copies.append(request_ids)
 
-    def requests_failed(self, request_ids: list[int], error: Exception) -> None:
+    def requests_failed(self, iteration: int, request_ids: list[str], error: Exception) -> None:
         self.failures.append((request_ids, error))
 
-    def books_wrong(self, error: Exception) -> None:
+    def books_wrong(self, iteration: int, error: Exception) -> None:
         raise error
 
 

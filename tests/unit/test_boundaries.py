@@ -50,6 +50,7 @@ def forbidden(paths: list[Path], packages: set[str]) -> list[str]:
     [
         "access.py",
         "address.py",
+        "logs.py",
         "metrics_endpoint.py",
         "otlp.py",
         "port_settings.py",

@@ -32,7 +32,16 @@ USAGE = Usage(
     time_to_first_token_us=2_000,
     total_time_us=9_000,
 )
-ENDING = Ending(tenant="", reason="STOP", is_answered=True, usage=USAGE, prefill_time_us=1_000, decode_time_us=7_000)
+ENDING = Ending(
+    request_id="r",
+    iteration=1,
+    tenant="",
+    reason="STOP",
+    is_answered=True,
+    usage=USAGE,
+    prefill_time_us=1_000,
+    decode_time_us=7_000,
+)
 
 
 def tallied(engine: EngineUnderTest, tally: Tally | None = None) -> Tally:

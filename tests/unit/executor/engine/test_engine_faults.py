@@ -113,7 +113,7 @@ def test_a_detokenizer_that_raises_ends_its_request_alone() -> None:
     served.run()
     assert served.end(faulty).cause is EndCause.FAILED
     assert len(served.tokens(faulty)) == 5
-    assert [ids for ids, _ in served.heard.failures] == [[faulty]]
+    assert [ids for ids, _ in served.heard.failures] == [[f"request-{faulty}"]]
     assert_served(served, 1, 2, 3)
     assert served.engine.counters.num_failed == 1
 
@@ -144,7 +144,7 @@ def test_a_pass_that_fails_ends_those_in_it_and_the_loop_goes_on(overlap: Overla
         assert served.end(request_id).cause is EndCause.FAILED
         assert len(served.tokens(request_id)) == 2
     assert_served(served, 3)
-    assert [ids for ids, _ in served.heard.failures] == [[1, 2]]
+    assert [ids for ids, _ in served.heard.failures] == [["request-1", "request-2"]]
     assert served.engine.counters.num_refused_plans == 0
 
 
