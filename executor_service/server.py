@@ -99,7 +99,8 @@ class Server:
         control = ExecutorServicer(self._serving, self._hub, begin_drain=self._begin_drain)
         self._traces = _traces(config)
         gate = Gate(max_num_calls=config.max_num_calls, quota_file=config.quota_file)
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._serving, gate, self._traces), self._server)
+        inference = InferenceServicer(self._serving, gate, self._traces, self._tally.request_refused)
+        add_InferenceServiceServicer_to_server(inference, self._server)
         add_ExecutorServiceServicer_to_server(control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

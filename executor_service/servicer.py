@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -65,7 +65,9 @@ class Serving:
 
 
 class InferenceServicer(InferenceServiceServicer):
-    def __init__(self, serving: Serving, gate: Gate, traces: Traces) -> None:
+    def __init__(self, serving: Serving, gate: Gate, traces: Traces, on_refusal: Callable[[str], None]) -> None:
+        """``on_refusal``: gets the reason of each call of Generate that ends with an error."""
+        self._on_refusal = on_refusal
         self._serving = serving
         self._gate = gate
         self._traces = traces
@@ -78,6 +80,7 @@ class InferenceServicer(InferenceServiceServicer):
                         yield response
             except ServiceError as error:
                 trace.refused(error)
+                self._on_refusal(error.reason_name)
                 await _abort(context, error)
 
     async def _generate(

@@ -138,6 +138,9 @@ def _tallied(tally: Tally) -> Iterator[Metric]:
     yield counters("computed_tokens", "Tokens of passes, each in one phase.", "phase", dict(tally.tokens).items())
     yield counters("evictions", "Evictions.", ("mode", "reason"), _lower(dict(tally.evictions)))
     yield counters("requests_finished", "Requests that ended, by how.", "reason", _lower(dict(tally.requests_ended)))
+    yield counters(
+        "requests_refused", "Calls that ended with an error.", "reason", _lower(dict(tally.requests_refused))
+    )
     yield counters("plans", "Passes by where their plan came from.", "source", _lower(dict(tally.plans)))
     yield counters("plans_refused", "Plans refused.", "reason", dict(tally.plans_refused).items())
     yield counters("plan_failures", "Times that no plan came.", "cause", _lower(dict(tally.plan_failures)))

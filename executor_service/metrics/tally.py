@@ -50,11 +50,16 @@ class Tally(IgnoringObserver):
             {(mode.name, reason.name): 0 for mode in EvictMode for reason in EvictReason}
         )
         self.requests_ended: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self.requests_refused: Counter[str] = Counter()
         self.tenant_requests: Counter[str] = Counter()
         self.tenant_prompt_tokens: Counter[str] = Counter()
         self.tenant_output_tokens: Counter[str] = Counter()
         self.tenant_queue_us: Counter[str] = Counter()
         self.num_book_errors = 0
+
+    def request_refused(self, reason: str) -> None:
+        """Called on the event loop, of calls that never reach the engine or end without an answer."""
+        self.requests_refused[reason] += 1
 
     # What the engine tells
 
