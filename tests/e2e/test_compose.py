@@ -163,11 +163,15 @@ def test_prometheus_hears_of_every_service_and_knows_the_alerts(stack: Stack) ->
     def targets() -> dict[str, str]:
         return {target["labels"]["instance"]: target["health"] for target in stack.metrics("targets")["activeTargets"]}
 
+    def executors() -> set[str]:
+        series = stack.metrics("query?query=metronome_executor_info")["result"]
+        return {one["metric"]["executor_id"] for one in series}
+
     services = {*(f"{name}:9101" for name in SCHEDULERS), *(f"{name}:9102" for name in EXECUTORS)}
     wait_until(lambda: targets() == dict.fromkeys(services, "up"), seconds=60)
     assert stack.metrics("rules")["groups"]
-    executors = stack.metrics("query?query=metronome_executor_info")["result"]
-    assert {series["metric"]["executor_id"] for series in executors} == set(EXECUTORS)
+    # An executor tells what it is once its model is loaded: one that was started again, with the next scrape.
+    wait_until(lambda: executors() == set(EXECUTORS), seconds=60)
 
 
 @pytest.mark.parametrize("service", [*SCHEDULERS, *EXECUTORS, "certificates", "prometheus"])
