@@ -13,6 +13,7 @@ from executor_service.gate import Gate
 from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
+from executor_service.traces import Traces
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.inference.v1 import inference_pb2_grpc
 from support.wire import Details, connected, details_of
@@ -46,7 +47,7 @@ async def refusals() -> tuple[Details, ...]:
     server = grpc.aio.server(interceptors=[MalformedMessageInterceptor()])
     serving = Serving(streams=Streams(asyncio.get_running_loop()))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-        Faulty(serving, Gate(max_num_calls=None, quota_file=None)), server
+        Faulty(serving, Gate(max_num_calls=None, quota_file=None), Traces(), on_refusal=lambda _: None), server
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

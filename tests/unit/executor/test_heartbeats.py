@@ -16,6 +16,7 @@ from executor_service.engine.request import FinishedEvent, FinishReason, Usage
 from executor_service.executor import Place
 from executor_service.gate import Gate
 from executor_service.streams import Stream
+from executor_service.traces import Traces
 
 DOWN = "no scheduler answers: 127.0.0.1:1: UNAVAILABLE: Connection refused (111)"
 END = FinishedEvent(
@@ -61,8 +62,9 @@ def heartbeats(monkeypatch: pytest.MonkeyPatch, *places: Place | None, interval_
         stream = Stream(request_ids=(1,), name="x", tenant="")
         gate = Gate(max_num_calls=None, quota_file=None)
         queue: Any = Queue(stream, places)
-        responses = servicer._responses(queue, stream, EachAsItComes((1,)), gate, with_text=True)
-        heard = [response async for response in responses]
+        with Traces().call(()) as trace:
+            responses = servicer._responses(queue, stream, EachAsItComes((1,)), gate, trace, with_text=True)
+            heard = [response async for response in responses]
         assert heard.pop().HasField("finished")
         return [(response.heartbeat.num_ahead, response.heartbeat.detail) for response in heard]
 
