@@ -38,7 +38,8 @@ class Arena:
 
     def _grow(self, num_bytes: int) -> None:
         size = max(_ARENA_BYTES, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
-        self._memory = mmap.mmap(-1, size + _HUGE_PAGE)
+        # Private: what is anonymous and shared is a file in memory to Linux, for which another setting decides.
+        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
         self._start = -address % _HUGE_PAGE
         self._stop = self._start + size
