@@ -16,6 +16,7 @@ COPY pyproject.toml ./
 RUN touch README.md LICENSE && /opt/metronome/bin/pip install --constraint constraints.txt '.[executor,gemma3-270m]'
 COPY README.md LICENSE ./
 COPY proto/python proto/python
+COPY service_shell service_shell
 COPY executor_service executor_service
 RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .
 

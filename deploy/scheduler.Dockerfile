@@ -10,6 +10,7 @@ COPY constraints.txt pyproject.toml ./
 RUN touch README.md LICENSE && /opt/metronome/bin/pip install --constraint constraints.txt .
 COPY README.md LICENSE ./
 COPY proto/python proto/python
+COPY service_shell service_shell
 COPY scheduler_service scheduler_service
 RUN /opt/metronome/bin/pip install --no-deps --force-reinstall .
 # What the planning core compiles lies beside it, so that no container compiles it again (-P: beside the installed one).

@@ -20,7 +20,7 @@ def main() -> None:
     # gRPC's core writes lines that are no events, of what the log tells by itself. It reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from executor_service.config import parse_config
-    from executor_service.logs import configure_logging
+    from service_shell.logs import configure_logging
 
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)
@@ -40,17 +40,17 @@ def _serve(config: Config) -> int:
     # reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     # torch takes a second to import: settings are checked first.
-    from executor_service.address import AddressError
     from executor_service.engine.device import DeviceLostError
     from executor_service.model.devices import DeviceError
     from executor_service.model.errors import ModelSourceError
-    from executor_service.otlp import TracingError
     from executor_service.parallel.workers import WorkerStartError
-    from executor_service.recording_file import RecordingError
     from executor_service.server import Server
     from executor_service.sizing import SizeError
-    from executor_service.tls import TlsError
-    from executor_service.watched_file import FileError
+    from service_shell.address import AddressError
+    from service_shell.otlp import TracingError
+    from service_shell.recording_file import RecordingError
+    from service_shell.tls import TlsError
+    from service_shell.watched_file import FileError
 
     async def serve() -> int:
         return await Server(config).run()

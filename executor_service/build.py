@@ -35,13 +35,13 @@ from executor_service.parallel.lead import LeadCache, LeadRunner
 from executor_service.parallel.messages import Join, Joining, Loaded, WorkerSettings
 from executor_service.parallel.workers import Workers
 from executor_service.recorder import Recorder
-from executor_service.recording_file import RecordingSettings
 from executor_service.sampling.constraints import ConstraintCompiler
 from executor_service.scheduler_client import SchedulerClient
 from executor_service.sizing import allocate_cache, fitting_limits, spec_of_rank
 from executor_service.text.tokenizer import Tokenizer
 from executor_service.traces import Traces
 from executor_service.warm_up import run_first_passes
+from service_shell.recording_file import RecordingSettings
 
 log = structlog.get_logger()
 

@@ -10,14 +10,14 @@ from executor_service.engine.ngram import NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
-from executor_service.logs import LogFormat
-from executor_service.metrics_endpoint import MetricsAddress
 from executor_service.model.quantization import Quantization
-from executor_service.port_settings import tls_of
 from executor_service.scheduler_tls import SchedulerTls
-from executor_service.setting_sources import SettingError, Values, configure
 from executor_service.settings import EXECUTOR
-from executor_service.tls import TlsFiles
+from service_shell.logs import LogFormat
+from service_shell.metrics_endpoint import MetricsAddress
+from service_shell.port_settings import tls_of
+from service_shell.setting_sources import SettingError, Values, configure
+from service_shell.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from executor_service.access import Caller
 from executor_service.errors import RETRY_AFTER, ServiceError
 from executor_service.quotas import OverQuotaError, Quotas, parse_quotas
-from executor_service.watched_file import WatchedFile
 from metronome.inference.v1 import error_reason_pb2 as reasons
+from service_shell.access import Caller
+from service_shell.watched_file import WatchedFile
 
 _MAX_WAIT_S = 3600.0
 

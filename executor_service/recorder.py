@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import structlog
 
-from executor_service.recording_file import RecordingSettings, RotatingFile
 from metronome.scheduler.v1 import record_pb2, scheduler_pb2
+from service_shell.recording_file import RecordingSettings, RotatingFile
 
 QUEUE_CAPACITY = 128  # plans
 

@@ -27,11 +27,11 @@ from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from executor_service.recorder import Recorder
 from executor_service.scheduler_tls import SchedulerTls
-from executor_service.tls import TlsError
 from executor_service.traces import Traces
-from executor_service.watched_file import WatchedFile
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from service_shell.tls import TlsError
+from service_shell.watched_file import WatchedFile
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from executor_service.tls import TlsError, no_password, reason
+from service_shell.tls import TlsError, no_password, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from executor_service.access import Access
-from executor_service.address import listen, publish
 from executor_service.build import build_executor, threads_of_rank
 from executor_service.config import Config
 from executor_service.control_servicer import ExecutorServicer
@@ -34,21 +32,23 @@ from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.metrics.collector import ExecutorCollector
 from executor_service.metrics.tally import Tally
 from executor_service.metrics.tenants import TenantLabels
-from executor_service.metrics_endpoint import MetricsEndpoint, new_registry
 from executor_service.observers import Observers, PassTraces
-from executor_service.otlp import TRACING_OFF, otlp_provider
-from executor_service.port_settings import channel_limits
 from executor_service.progress import follow_progress
 from executor_service.servicer import InferenceServicer, Serving
 from executor_service.streams import Streams
 from executor_service.telemetry import EngineLog
-from executor_service.tls import server_credentials
 from executor_service.traces import Traces
 from executor_service.watch import WatchHub
 from metronome.executor.v1 import executor_pb2
 from metronome.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
 from metronome.inference.v1 import inference_pb2
 from metronome.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from service_shell.access import Access
+from service_shell.address import listen, publish
+from service_shell.metrics_endpoint import MetricsEndpoint, new_registry
+from service_shell.otlp import TRACING_OFF, otlp_provider
+from service_shell.port_settings import channel_limits
+from service_shell.tls import server_credentials
 
 log = structlog.get_logger()
 

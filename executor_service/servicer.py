@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from executor_service.access import ANYBODY, Access, Caller
 from executor_service.convert.answers import Answers, answers_of
 from executor_service.convert.checks import unknown_token
 from executor_service.convert.generate import Call, checked_name, prompt_tokens, started
@@ -27,6 +26,7 @@ from executor_service.traces import CallTrace, Traces
 from metronome.inference.v1 import error_reason_pb2 as reasons
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.inference.v1.inference_pb2_grpc import InferenceServiceServicer
+from service_shell.access import ANYBODY, Access, Caller
 
 log = structlog.get_logger()
 

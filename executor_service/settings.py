@@ -9,8 +9,8 @@ from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
 from executor_service.model.quantization import Quantization
-from executor_service.port_settings import LOGS, METRICS, TRACES, port_settings
-from executor_service.setting import (
+from service_shell.port_settings import LOGS, METRICS, TRACES, port_settings
+from service_shell.setting import (
     Setting,
     member,
     one_of,
@@ -22,7 +22,7 @@ from executor_service.setting import (
     text_or_none,
     whole,
 )
-from executor_service.setting_sources import Program
+from service_shell.setting_sources import Program
 
 MAX_NUM_DRAFTS = 256  # more would hardly ever all be right, and each has logits of its own
 DEFAULT_SCHEDULER = "127.0.0.1:50051"

@@ -11,15 +11,15 @@ def main() -> None:
     """Run the service until a signal ends it. Exit status 1 if it cannot start, 2 for flags that make no sense."""
     # gRPC's core writes lines that are no events, of what the log tells by itself. It reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from scheduler_service.address import AddressError
     from scheduler_service.config import parse_config
-    from scheduler_service.logs import configure_logging
-    from scheduler_service.otlp import TracingError
     from scheduler_service.profiles import ProfileError, load_profiles
-    from scheduler_service.recording_file import RecordingError
     from scheduler_service.server import serve
-    from scheduler_service.tls import TlsError
-    from scheduler_service.watched_file import FileError
+    from service_shell.address import AddressError
+    from service_shell.logs import configure_logging
+    from service_shell.otlp import TracingError
+    from service_shell.recording_file import RecordingError
+    from service_shell.tls import TlsError
+    from service_shell.watched_file import FileError
 
     config = parse_config(sys.argv[1:], os.environ)
     configure_logging(config.log_format, config.log_level)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_service.logs import LogFormat
-from scheduler_service.metrics_endpoint import MetricsAddress
-from scheduler_service.port_settings import tls_of
 from scheduler_service.profiles import PROFILES_DIRECTORY
-from scheduler_service.setting_sources import Values, configure
 from scheduler_service.settings import SCHEDULER
-from scheduler_service.tls import TlsFiles
+from service_shell.logs import LogFormat
+from service_shell.metrics_endpoint import MetricsAddress
+from service_shell.port_settings import tls_of
+from service_shell.setting_sources import Values, configure
+from service_shell.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

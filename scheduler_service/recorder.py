@@ -11,7 +11,7 @@ import structlog
 from metronome.scheduler.v1 import record_pb2, scheduler_pb2
 from scheduler_service.convert import policy_message
 from scheduler_service.observers import Missed, PlannedCall
-from scheduler_service.recording_file import RecordingSettings, RotatingFile
+from service_shell.recording_file import RecordingSettings, RotatingFile
 
 log = structlog.get_logger(__name__)
 

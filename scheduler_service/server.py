@@ -19,24 +19,24 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from scheduler_service.access import Access
-from scheduler_service.address import AddressError, listen, publish
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.malformed import MalformedMessageInterceptor
 from scheduler_service.metrics import ObserverCollector, SchedulerMetrics
-from scheduler_service.metrics_endpoint import MetricsEndpoint, new_registry
 from scheduler_service.observers import ObserverThread
-from scheduler_service.otlp import TRACING_OFF, otlp_provider
-from scheduler_service.port_settings import channel_limits
 from scheduler_service.profiles import ProfileError, Profiles
 from scheduler_service.recorder import Recorder
-from scheduler_service.recording_file import RecordingSettings
 from scheduler_service.reload import ProfileReloader
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.shadow import Shadow
-from scheduler_service.tls import server_credentials
 from scheduler_service.traces import Traces
 from scheduler_service.warm_up import warm_up
+from service_shell.access import Access
+from service_shell.address import AddressError, listen, publish
+from service_shell.metrics_endpoint import MetricsEndpoint, new_registry
+from service_shell.otlp import TRACING_OFF, otlp_provider
+from service_shell.port_settings import channel_limits
+from service_shell.recording_file import RecordingSettings
+from service_shell.tls import server_credentials
 
 CLOSE_SECONDS = 0.5  # for those who watch its health to hear of the end
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name

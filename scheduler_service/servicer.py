@@ -12,7 +12,6 @@ import structlog
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service import convert
-from scheduler_service.access import Access
 from scheduler_service.core.errors import ErrorReason, SchedulerError, StateError
 from scheduler_service.core.explain import explain
 from scheduler_service.core.placement import place
@@ -27,6 +26,7 @@ from scheduler_service.metrics import CRASHED, SchedulerMetrics
 from scheduler_service.observers import ObserverThread, PlannedCall
 from scheduler_service.profiles import Profile, Profiles
 from scheduler_service.traces import CallTrace, Traces
+from service_shell.access import Access
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Request = TypeVar("_Request")

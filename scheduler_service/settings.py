@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler_service.port_settings import LOGS, METRICS, TRACES, port_settings
 from scheduler_service.profiles import DEFAULT_PROFILE
-from scheduler_service.setting import Setting, path, seconds, size, text, text_or_none, whole
-from scheduler_service.setting_sources import Program
+from service_shell.port_settings import LOGS, METRICS, TRACES, port_settings
+from service_shell.setting import Setting, path, seconds, size, text, text_or_none, whole
+from service_shell.setting_sources import Program
 
 SCHEDULER = Program(
     name="metronome-scheduler",

@@ -9,10 +9,10 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from executor_service.setting_sources import Program as ExecutorProgram
 from executor_service.settings import EXECUTOR
-from scheduler_service.setting_sources import Program as SchedulerProgram
 from scheduler_service.settings import SCHEDULER
+from service_shell.setting_sources import Program as ExecutorProgram
+from service_shell.setting_sources import Program as SchedulerProgram
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
 

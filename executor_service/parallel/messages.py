@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.kernels.choice import KernelChoice
-from executor_service.logs import LogFormat
 from executor_service.model.quantization import Quantization
+from service_shell.logs import LogFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

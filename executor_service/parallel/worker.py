@@ -18,8 +18,8 @@ from typing import Any
 
 import structlog
 
-from executor_service.logs import configure_logging
 from executor_service.parallel.messages import Failed, Join, Joining, Loaded, WorkerSettings
+from service_shell.logs import configure_logging
 
 log = structlog.get_logger()
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from executor_service.address import AddressError, check_free, publish
 from executor_service.build import build_executor
 from executor_service.config import parse_config
 from executor_service.model.devices import DeviceError
@@ -23,6 +22,7 @@ from executor_service.sizing import SizeError
 from executor_service.telemetry import EngineLog
 from executor_service.traces import Traces
 from metronome.executor.v1 import executor_pb2
+from service_shell.address import AddressError, check_free, publish
 from support.services import (
     EXECUTOR,
     START_SECONDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metronome.scheduler.v1 import plan_pb2, record_pb2, scheduler_pb2
 from metronome_client import read_recording
-from scheduler_service.recording_file import RecordingSettings, RotatingFile
+from service_shell.recording_file import RecordingSettings, RotatingFile
 from support.scheduler_process import plan_request
 
 

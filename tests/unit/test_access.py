@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from scheduler_service import watched_file
-from scheduler_service.access import Access, Caller, parse_access
-from scheduler_service.watched_file import FileError, WatchedFile
+from service_shell import watched_file
+from service_shell.access import Access, Caller, parse_access
+from service_shell.watched_file import FileError, WatchedFile
 
 
 def digest(token: str) -> str:

@@ -11,11 +11,11 @@ from executor_service.engine.ngram import NO_LOOKUP, NgramLookup
 from executor_service.engine.planning import Overlap
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kv.prefix_cache import PrefixScope
-from executor_service.logs import LogFormat
-from executor_service.metrics_endpoint import MetricsAddress, metrics_address
 from executor_service.model.quantization import Quantization
 from executor_service.scheduler_tls import SchedulerTls
-from executor_service.tls import TlsFiles
+from service_shell.logs import LogFormat
+from service_shell.metrics_endpoint import MetricsAddress, metrics_address
+from service_shell.tls import TlsFiles
 
 
 def parse(*argv: str, **environ: str) -> Config:

@@ -14,9 +14,9 @@ from executor_service.engine.limits import Limits
 from executor_service.engine.planner import PlanUnavailableError
 from executor_service.engine.snapshot import Snapshot
 from executor_service.recorder import Recorder
-from executor_service.recording_file import RecordingError, RecordingSettings, RotatingFile
 from executor_service.scheduler_client import SchedulerClient
 from metronome.scheduler.v1 import plan_pb2, record_pb2, scheduler_pb2
+from service_shell.recording_file import RecordingError, RecordingSettings, RotatingFile
 from support.fake_services import FakeScheduler, serving
 from support.recordings import record_of, recorded_files, records_in
 

@@ -9,7 +9,7 @@ import pytest
 from scheduler_service.config import parse_config
 from scheduler_service.core.policy import Eviction, Ordering, Policy
 from scheduler_service.profiles import DEFAULT_PROFILE, PROFILES_DIRECTORY, ProfileError, load_profiles
-from scheduler_service.tls import TlsFiles
+from service_shell.tls import TlsFiles
 
 
 def test_defaults_are_those_of_the_help() -> None:

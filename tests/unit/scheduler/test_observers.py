@@ -11,13 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from metronome.scheduler.v1 import scheduler_pb2
-from scheduler_service import convert, recording_file
+from scheduler_service import convert
 from scheduler_service.core.executor_plan import Evictions, ExecutorPlan, Rejections, Scheduled, Transitions
 from scheduler_service.core.plan import plan
 from scheduler_service.core.policy import Policy
 from scheduler_service.observers import Missed, ObserverThread, PlannedCall
 from scheduler_service.recorder import Recorder
 from scheduler_service.shadow import Difference, Shadow, differences
+from service_shell import recording_file
 from support.recordings import recorded_files, records_in, settings_of
 from support.scheduler_process import plan_request
 

@@ -10,8 +10,8 @@ import pytest
 
 from metronome.scheduler.v1 import record_pb2
 from metronome_client import RecordingError, TruncatedRecordingError, read_recording
-from scheduler_service import recording_file
-from scheduler_service.recording_file import RotatingFile
+from service_shell import recording_file
+from service_shell.recording_file import RotatingFile
 from support.recordings import record_of, recorded_files, records_in, settings_of, write_recording
 
 

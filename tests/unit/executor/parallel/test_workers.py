@@ -15,10 +15,10 @@ import pytest
 
 from executor_service.engine.device import DeviceLostError
 from executor_service.kernels.choice import KernelChoice
-from executor_service.logs import LogFormat
 from executor_service.model.quantization import Quantization
 from executor_service.parallel.messages import Loaded, WorkerSettings
 from executor_service.parallel.workers import Workers, WorkerStartError
+from service_shell.logs import LogFormat
 from support.services import is_alive, wait_until
 
 

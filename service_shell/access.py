@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor_service.watched_file import WatchedFile
+from service_shell.watched_file import WatchedFile
 
 EVERY_TENANT = "*"
 

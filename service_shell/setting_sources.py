@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from executor_service.setting import Setting, switch
+from service_shell.setting import Setting, switch
 
 Config = TypeVar("Config")
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from scheduler_service.address import is_loopback
-from scheduler_service.logs import LOG_LEVELS, LogFormat
-from scheduler_service.metrics_endpoint import metrics_address
-from scheduler_service.otlp import TRACING_OFF, TRACING_OTLP
-from scheduler_service.setting import Setting, member, message_size, one_of, path, port, switch, text, whole
-from scheduler_service.setting_sources import SettingError, Values
-from scheduler_service.tls import TlsFiles
+from service_shell.address import is_loopback
+from service_shell.logs import LOG_LEVELS, LogFormat
+from service_shell.metrics_endpoint import metrics_address
+from service_shell.otlp import TRACING_OFF, TRACING_OTLP
+from service_shell.setting import Setting, member, message_size, one_of, path, port, switch, text, whole
+from service_shell.setting_sources import SettingError, Values
+from service_shell.tls import TlsFiles
 
 MIN_PING_INTERVAL_MS = 5_000
 """Clients may ping every 10 s (proto/README.md), and clocks and networks are not exact."""

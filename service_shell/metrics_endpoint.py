@@ -19,7 +19,7 @@ from prometheus_client import (
     start_http_server,
 )
 
-from scheduler_service.address import AddressError, join
+from service_shell.address import AddressError, join
 
 log = structlog.get_logger(__name__)
 
