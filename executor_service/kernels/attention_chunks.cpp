@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "operations.h"
 #include "panels.h"
 
 namespace {
@@ -153,8 +154,8 @@ extern "C" {
 // query, output [T, H, D], H = num_kv_heads * group_size, D a multiple of 32; keys, values [blocks, block_size,
 // num_kv_heads, D]; block_tables [R, table_width]; of request r the tokens [query_starts[r], query_starts[r + 1]) of T, the
 // last of its context; window: 0 for none; sinks [H] or null.
-void attend_chunks_bfloat16(const uint16_t* query, uint16_t* output, const uint16_t* keys, const uint16_t* values,
-                            const int32_t* block_tables, const int32_t* context_lens, const int64_t* query_starts,
+void attend_chunks_bfloat16(const int64_t* query_starts, const bfloat16* query, bfloat16* output, const bfloat16* keys,
+                            const bfloat16* values, const int32_t* block_tables, const int32_t* context_lens,
                             const float* sinks, int64_t num_requests, int64_t table_width, int64_t num_kv_heads,
                             int64_t group_size, int64_t head_dim, int64_t block_size, int64_t window,
                             int64_t query_token_stride, int64_t query_head_stride, float scaling, float softcap) {
@@ -169,9 +170,9 @@ void attend_chunks_bfloat16(const uint16_t* query, uint16_t* output, const uint1
         const int64_t num_keys = (context_len - start + kPanel - 1) / kPanel * kPanel;
         const int64_t panel_words = num_keys * kPanel / 2, num_rows = num_tokens * group_size;
         const int64_t offset = task % num_kv_heads * head_dim, row = num_kv_heads * head_dim;
-        const Pages key_pages{keys + offset, block_tables + request * table_width, block_size, row,
+        const Pages key_pages{bits_of(keys + offset), block_tables + request * table_width, block_size, row,
                                first_key, context_len};
-        const Pages value_pages{values + offset, block_tables + request * table_width, block_size, row,
+        const Pages value_pages{bits_of(values + offset), block_tables + request * table_width, block_size, row,
                                first_key, context_len};
         Word* key_panels = key_space.of(num_keys * head_dim / 2);
         Word* value_panels = value_space.of(num_keys * head_dim / 2);
@@ -192,8 +193,8 @@ void attend_chunks_bfloat16(const uint16_t* query, uint16_t* output, const uint1
                 block.start();
                 for (int64_t r = 0; r < count; ++r) {
                     const int64_t stop_key = first_position + token_of(r) + 1;
-                    block.add_row(query + (first_token + token_of(r)) * query_token_stride + head_of(r) * query_head_stride,
-                                  window ? std::max<int64_t>(0, stop_key - window) : 0, stop_key,
+                    const int64_t source = (first_token + token_of(r)) * query_token_stride + head_of(r) * query_head_stride;
+                    block.add_row(bits_of(query + source), window ? std::max<int64_t>(0, stop_key - window) : 0, stop_key,
                                   sinks ? sinks + head_of(r) : nullptr);
                 }
                 const int64_t stop = (block.stop_key() - start + kPanel - 1) / kPanel * kPanel;
@@ -202,7 +203,7 @@ void attend_chunks_bfloat16(const uint16_t* query, uint16_t* output, const uint1
                                  value_panels + key * kTile, panel_words, scaling, softcap);
                 for (int64_t r = 0; r < count; ++r) {
                     const int64_t target = (first_token + token_of(r)) * num_kv_heads * group_size + head_of(r);
-                    block.finish(r, reinterpret_cast<bfloat16*>(output) + target * head_dim);
+                    block.finish(r, output + target * head_dim);
                 }
             }
         }

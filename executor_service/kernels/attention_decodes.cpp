@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "operations.h"
 
 namespace {
 

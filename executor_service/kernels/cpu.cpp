@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "operations.h"
 
 namespace {
 

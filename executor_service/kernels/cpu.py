@@ -50,6 +50,20 @@ class HeadNorms:
     rounds_first: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """What R requests attend to, each to its own part of the cache, and how."""
+
+    key_blocks: torch.Tensor  # [num_blocks, block_size, K, D]
+    value_blocks: torch.Tensor  # the same
+    block_tables: NDArray[np.int32]  # [R, W]
+    context_lens: NDArray[np.int32]  # [R]
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None  # [H] float32
+
+
 class CpuKernels:
     """The compiled library, for tensors of one of SERVED_DTYPES. Raises KernelBuildError if it cannot be loaded."""
 
@@ -100,104 +114,27 @@ class CpuKernels:
             *values.stride()[:2],
         )
 
-    def attend_decodes(
-        self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        key_blocks: torch.Tensor,
-        value_blocks: torch.Tensor,
-        block_tables: NDArray[np.int32],
-        context_lens: NDArray[np.int32],
-        *,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> None:
+    def attend_decodes(self, query: torch.Tensor, output: torch.Tensor, contexts: Contexts) -> None:
         """Attend from query [R, H, D], one token a request, into output [R, H, D], both at the head of larger tensors.
 
-        key_blocks, value_blocks [num_blocks, block_size, K, D]; block_tables [R, W]; context_lens [R]; sinks [H]
-        float32. Only slots of a request's context are read, and of those only the ones that its window reaches.
+        Only slots of a request's context are read, and of those only the ones that its window reaches.
         """
-        num_heads = query.shape[1]
-        _, block_size, num_kv_heads, head_dim = key_blocks.shape
-        assert query.stride(2) == 1
-        assert output.is_contiguous()
-        assert key_blocks.is_contiguous()
-        assert value_blocks.is_contiguous()
-        assert block_tables.flags.c_contiguous
-        self._attend_decodes(
-            query.data_ptr(),
-            output.data_ptr(),
-            key_blocks.data_ptr(),
-            value_blocks.data_ptr(),
-            block_tables.ctypes.data,
-            context_lens.ctypes.data,
-            None if sinks is None else sinks.data_ptr(),
-            len(context_lens),
-            block_tables.shape[1],
-            num_kv_heads,
-            num_heads // num_kv_heads,
-            head_dim,
-            block_size,
-            window or 0,
-            *query.stride()[:2],
-            scaling,
-            softcap or 0.0,
-        )
+        self._attend_decodes(*_attention_arguments(query, output, contexts))
 
     def serves_chunks(self, head_dim: int) -> bool:
         """Whether `attend_chunks` is there for heads of this size."""
         return self._attend_chunks is not None and head_dim % 32 == 0
 
     def attend_chunks(
-        self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        key_blocks: torch.Tensor,
-        value_blocks: torch.Tensor,
-        block_tables: NDArray[np.int32],
-        context_lens: NDArray[np.int32],
-        query_starts: NDArray[np.int64],
-        *,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        self, query: torch.Tensor, output: torch.Tensor, contexts: Contexts, query_starts: NDArray[np.int64]
     ) -> None:
-        """Attend from chunks in query [T, H, D] into output [T, H, D]; the rest as in `attend_decodes`.
+        """Attend from chunks in query [T, H, D] into output [T, H, D].
 
         query_starts [R + 1]: the tokens of request r are [query_starts[r], query_starts[r + 1]) of T, and the last ones
         of its context. Only for sizes of heads that `serves_chunks` names.
         """
-        num_heads = query.shape[1]
-        _, block_size, num_kv_heads, head_dim = key_blocks.shape
         assert self._attend_chunks is not None
-        assert query.stride(2) == 1
-        assert output.is_contiguous()
-        assert key_blocks.is_contiguous()
-        assert value_blocks.is_contiguous()
-        assert block_tables.flags.c_contiguous
-        self._attend_chunks(
-            query.data_ptr(),
-            output.data_ptr(),
-            key_blocks.data_ptr(),
-            value_blocks.data_ptr(),
-            block_tables.ctypes.data,
-            context_lens.ctypes.data,
-            query_starts.ctypes.data,
-            None if sinks is None else sinks.data_ptr(),
-            len(context_lens),
-            block_tables.shape[1],
-            num_kv_heads,
-            num_heads // num_kv_heads,
-            head_dim,
-            block_size,
-            window or 0,
-            *query.stride()[:2],
-            scaling,
-            softcap or 0.0,
-        )
+        self._attend_chunks(query_starts.ctypes.data, *_attention_arguments(query, output, contexts))
 
     def normalise(
         self, states: torch.Tensor, weight: torch.Tensor, epsilon: float, *, rounds_first: bool
@@ -275,3 +212,33 @@ def _function(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> Callable[.
     function.argtypes = _SIGNATURES[name]
     function.restype = None
     return function  # type: ignore[no-any-return]
+
+
+def _attention_arguments(query: torch.Tensor, output: torch.Tensor, contexts: Contexts) -> tuple[Any, ...]:
+    """What both kernels of attention take, in their order."""
+    num_heads = query.shape[1]
+    _, block_size, num_kv_heads, head_dim = contexts.key_blocks.shape
+    assert query.stride(2) == 1
+    assert output.is_contiguous()
+    assert contexts.key_blocks.is_contiguous()
+    assert contexts.value_blocks.is_contiguous()
+    assert contexts.block_tables.flags.c_contiguous
+    return (
+        query.data_ptr(),
+        output.data_ptr(),
+        contexts.key_blocks.data_ptr(),
+        contexts.value_blocks.data_ptr(),
+        contexts.block_tables.ctypes.data,
+        contexts.context_lens.ctypes.data,
+        None if contexts.sinks is None else contexts.sinks.data_ptr(),
+        len(contexts.context_lens),
+        contexts.block_tables.shape[1],
+        num_kv_heads,
+        num_heads // num_kv_heads,
+        head_dim,
+        block_size,
+        contexts.window or 0,
+        *query.stride()[:2],
+        contexts.scaling,
+        contexts.softcap or 0.0,
+    )

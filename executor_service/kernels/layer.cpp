@@ -4,11 +4,10 @@
 #ifdef __AVX512BF16__
 
 #include "numbers.h"
+#include "operations.h"
 #include "panels.h"
 
 namespace {
-
-using Number = uint16_t;
 
 // A linear layer: products.cpp has the order of its panels.
 struct Linear {
@@ -40,34 +39,21 @@ struct Pass {
 
 extern "C" {
 
-void linear_bfloat16(const Number*, const Word*, const float*, Number*, int64_t, int64_t, int64_t);
-void normalise_bfloat16(const Number*, Number*, const float*, int64_t, int64_t, float, int32_t);
-void add_normalised_bfloat16(Number*, const Number*, const float*, int64_t, int64_t, float, int32_t);
-void place_heads_bfloat16(const Number*, Number*, Number*, Number*, const int64_t*, const Number*, const Number*,
-                          const float*, const float*, int64_t, int64_t, int64_t, int64_t, float, int32_t);
-void gate_bfloat16(const Number*, Number*, int64_t, int64_t, int32_t);
-void attend_decodes_bfloat16(const Number*, Number*, const Number*, const Number*, const int32_t*, const int32_t*,
-                             const float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                             int64_t, float, float);
-void attend_chunks_bfloat16(const Number*, Number*, const Number*, const Number*, const int32_t*, const int32_t*,
-                            const int64_t*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                            int64_t, int64_t, float, float);
-
 // states [T, hidden], in place; keys, values: the pool of this layer; cosine, sine [T, D].
-void run_layer_bfloat16(const Layer* layer, const Pass* pass, Number* states, Number* keys, Number* values,
-                        const Number* cosine, const Number* sine) {
-    static thread_local Workspace<Number> normed_space, qkv_space, query_space, attended_space, gates_space, gated_space,
-        result_space;
+void run_layer_bfloat16(const Layer* layer, const Pass* pass, bfloat16* states, bfloat16* keys, bfloat16* values,
+                        const bfloat16* cosine, const bfloat16* sine) {
+    static thread_local Workspace<bfloat16> normed_space, qkv_space, query_space, attended_space, gates_space,
+        gated_space, result_space;
     const int64_t num_tokens = pass->num_tokens, hidden = layer->qkv.num_inputs, head_dim = layer->head_dim;
     const int64_t width = layer->num_heads * head_dim, group_size = layer->num_heads / layer->num_kv_heads;
-    Number* normed = normed_space.of(num_tokens * hidden);
-    Number* qkv = qkv_space.of(num_tokens * layer->qkv.num_outputs);
-    Number* query = query_space.of(num_tokens * width);
-    Number* attended = attended_space.of(num_tokens * width);
-    Number* gates = gates_space.of(num_tokens * layer->gate_up.num_outputs);
-    Number* gated = gated_space.of(num_tokens * layer->down.num_inputs);
-    Number* result = result_space.of(num_tokens * hidden);
-    const auto multiply_by = [&](const Linear& linear, const Number* input, Number* output) {
+    bfloat16* normed = normed_space.of(num_tokens * hidden);
+    bfloat16* qkv = qkv_space.of(num_tokens * layer->qkv.num_outputs);
+    bfloat16* query = query_space.of(num_tokens * width);
+    bfloat16* attended = attended_space.of(num_tokens * width);
+    bfloat16* gates = gates_space.of(num_tokens * layer->gate_up.num_outputs);
+    bfloat16* gated = gated_space.of(num_tokens * layer->down.num_inputs);
+    bfloat16* result = result_space.of(num_tokens * hidden);
+    const auto multiply_by = [&](const Linear& linear, const bfloat16* input, bfloat16* output) {
         linear_bfloat16(input, linear.panels, linear.bias, output, num_tokens, linear.num_inputs, linear.num_outputs);
     };
     const auto normalise_by = [&](const float* weight) {
@@ -87,8 +73,9 @@ void run_layer_bfloat16(const Layer* layer, const Pass* pass, Number* states, Nu
                                 pass->num_decodes, pass->table_width, layer->num_kv_heads, group_size, head_dim,
                                 pass->block_size, layer->window, width, head_dim, layer->scaling, layer->softcap);
     if (pass->num_decodes < pass->num_requests)
-        attend_chunks_bfloat16(query, attended, keys, values, pass->block_tables + pass->num_decodes * pass->table_width,
-                               pass->context_lens + pass->num_decodes, pass->chunk_starts, nullptr,
+        attend_chunks_bfloat16(pass->chunk_starts, query, attended, keys, values,
+                               pass->block_tables + pass->num_decodes * pass->table_width,
+                               pass->context_lens + pass->num_decodes, nullptr,
                                pass->num_requests - pass->num_decodes, pass->table_width, layer->num_kv_heads, group_size,
                                head_dim, pass->block_size, layer->window, width, head_dim, layer->scaling, layer->softcap);
     multiply_by(layer->attention_output, attended, result);

@@ -17,6 +17,10 @@ struct bfloat16 {
     uint16_t bits;
 };
 
+// As products take them.
+inline const uint16_t* bits_of(const bfloat16* numbers) { return &numbers->bits; }
+inline uint16_t* bits_of(bfloat16* numbers) { return &numbers->bits; }
+
 inline float load(float value) { return value; }
 inline float load(bfloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "operations.h"
 #include "panels.h"
 
 namespace {
@@ -217,9 +218,9 @@ void pack_bfloat16(const uint16_t* rows, Word* panels, int64_t count, int64_t di
 
 // input [num_tokens, dim], packed weight [num_outputs, dim], bias [num_outputs] or null, output [num_tokens, num_outputs];
 // dim a multiple of 32, num_outputs of 16.
-void linear_bfloat16(const uint16_t* input, const Word* panels, const float* bias, uint16_t* output, int64_t num_tokens,
+void linear_bfloat16(const bfloat16* input, const Word* panels, const float* bias, bfloat16* output, int64_t num_tokens,
                      int64_t dim, int64_t num_outputs) {
-    const Rows rows(input, num_tokens, dim);
+    const Rows rows(bits_of(input), num_tokens, dim);
     const int64_t num_tiles = rows.num_tiles(), num_panels = (num_outputs + kPanel - 1) / kPanel;
     const int64_t tiles_at_once = std::max<int64_t>(4, kRowBytes / (2 * dim) / kPanel * 2);
     const int64_t num_blocks = (num_tiles + tiles_at_once - 1) / tiles_at_once;
@@ -243,7 +244,7 @@ void linear_bfloat16(const uint16_t* input, const Word* panels, const float* bia
                 const uint16_t* high = count > kTile ? rows.tile(t + 1) : nullptr;
                 multiply(rows.tile(t), high, count, columns, both_columns, ahead, dim, &sums);
                 for (int64_t r = 0; r < count; ++r) {
-                    uint16_t* target = output + (t * kTile + r) * num_outputs + column;
+                    uint16_t* target = bits_of(output) + (t * kTile + r) * num_outputs + column;
                     const __m512 low = _mm512_add_ps(_mm512_load_ps(sums.of[r]), low_bias);
                     _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), to_bfloat16(low));
                     if (!both_columns) continue;

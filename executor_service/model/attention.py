@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from executor_service.kernels.cpu import CpuKernels
+from executor_service.kernels.cpu import Contexts, CpuKernels
 from executor_service.kv.cache import KVCache
 from executor_service.model.attention_paged import attend_decode_groups, attend_prefill_chunks
 from executor_service.model.attention_reference import reference_attention
@@ -99,35 +99,29 @@ class PagedContext:
         options: AttentionOptions,
     ) -> int:
         """Returns how many requests that served: the decodes, or all."""
-        host, blocks = self.batch.host, self.kv_cache.layer_blocks(layer)
-        sinks = None if options.sinks is None else options.sinks.float()
+        host = self.batch.host
+        key_blocks, value_blocks = self.kv_cache.layer_blocks(layer)
         num_decodes, num_requests = host.num_decodes, host.num_requests
-        if num_decodes:
-            kernels.attend_decodes(
-                queries,
-                attended,
-                *blocks,
-                host.block_tables,
-                host.context_lens[:num_decodes],
+        sinks = None if options.sinks is None else options.sinks.float()
+
+        def contexts(requests: slice) -> Contexts:
+            return Contexts(
+                key_blocks=key_blocks,
+                value_blocks=value_blocks,
+                block_tables=host.block_tables[requests],
+                context_lens=host.context_lens[requests],
                 scaling=options.scaling,
                 window=options.window,
                 softcap=options.softcap,
                 sinks=sinks,
             )
+
+        if num_decodes:
+            kernels.attend_decodes(queries, attended, contexts(slice(num_decodes)))
         if num_decodes == num_requests or not kernels.serves_chunks(queries.shape[-1]):
             return num_decodes
-        kernels.attend_chunks(
-            queries,
-            attended,
-            *blocks,
-            host.block_tables[num_decodes:],
-            host.context_lens[num_decodes:],
-            self.batch.chunk_starts,
-            scaling=options.scaling,
-            window=options.window,
-            softcap=options.softcap,
-            sinks=sinks,
-        )
+        chunks = contexts(slice(num_decodes, None))
+        kernels.attend_chunks(queries, attended, chunks, self.batch.chunk_starts)
         return num_requests
 
 

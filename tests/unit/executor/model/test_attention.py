@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_service.kernels.cpu import Contexts
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.attention_paged import attend_decode_groups, attend_prefill_chunks
 from executor_service.model.attention_reference import reference_attention
@@ -50,17 +51,18 @@ def by_kernel(
 ) -> torch.Tensor:
     """A batch of decodes alone."""
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    compiled_kernels(query.dtype).attend_decodes(
-        query,
-        output,
-        *kv_cache.layer_blocks(layer),
-        batch.block_tables,
-        batch.context_lens,
+    key_blocks, value_blocks = kv_cache.layer_blocks(layer)
+    contexts = Contexts(
+        key_blocks=key_blocks,
+        value_blocks=value_blocks,
+        block_tables=batch.block_tables,
+        context_lens=batch.context_lens,
         scaling=SCALING,
         window=window,
         softcap=softcap,
         sinks=sinks,
     )
+    compiled_kernels(query.dtype).attend_decodes(query, output, contexts)
     return output
 
 
@@ -265,18 +267,18 @@ def chunks_by_kernel(
     if not kernels.serves_chunks(query.shape[-1]):
         pytest.skip("this processor has no instruction for products in bfloat16")
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    kernels.attend_chunks(
-        query,
-        output,
-        *kv_cache.layer_blocks(layer),
-        batch.block_tables[batch.num_decodes :],
-        batch.context_lens[batch.num_decodes :],
-        batch.query_starts()[batch.num_decodes :],
+    key_blocks, value_blocks = kv_cache.layer_blocks(layer)
+    contexts = Contexts(
+        key_blocks=key_blocks,
+        value_blocks=value_blocks,
+        block_tables=batch.block_tables[batch.num_decodes :],
+        context_lens=batch.context_lens[batch.num_decodes :],
         scaling=SCALING / 2,  # scores are larger than with the other tests' smaller heads
         window=window,
         softcap=softcap,
         sinks=sinks,
     )
+    kernels.attend_chunks(query, output, contexts, batch.query_starts()[batch.num_decodes :])
     return output
 
 
