@@ -341,12 +341,18 @@ class Books:
             self._release_surplus(row)
 
     def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
-        """[num_running] tenant, tokens computed in a pass over ``rows``, blocks held alone: of each on the device."""
+        """Of each on the device, [num_running]: tenant, tokens computed in a pass over ``rows``, blocks held alone.
+
+        Where no tenant is charged for blocks they are not counted: 0.
+        """
         running = self.rows_with(Status.RUNNING)
         computed = np.zeros(len(self.columns["id"]), dtype=np.int64)
         computed[rows] = num_tokens
-        num_shared = self.num_shared_blocks(running, self.block_pool.reference_counts_without(NO_BLOCKS))
-        return self.columns["tenant"][running], computed[running], self.columns["num_blocks"][running] - num_shared
+        num_alone: NDArray[Any] = np.zeros(len(running), dtype=np.int64)
+        if self.tenants.kv_residency_charge > 0:
+            num_shared = self.num_shared_blocks(running, self.block_pool.reference_counts_without(NO_BLOCKS))
+            num_alone = self.columns["num_blocks"][running] - num_shared
+        return self.columns["tenant"][running], computed[running], num_alone
 
     # Reuse
 
@@ -381,8 +387,10 @@ class Books:
 
     def num_shared_blocks(self, rows: Rows, counts: NDArray[np.int32]) -> NDArray[np.int64]:
         """[n] how many blocks of each, running, others hold too. ``counts``: [num_blocks] references of each block."""
+        if not len(rows) or int(counts.max()) <= 1:
+            return np.zeros(len(rows), dtype=np.int64)
         num_blocks = self.columns["num_blocks"][rows]
-        width = int(num_blocks.max(initial=0))
+        width = int(num_blocks.max())
         holds = np.arange(width) < num_blocks[:, None]
         shared: NDArray[np.int64] = ((counts[self.block_tables[rows, :width]] > 1) & holds).sum(axis=1)
         return shared

@@ -150,8 +150,8 @@ class Prefixes:
 
         ``block_tables``: [capacity, max_blocks], by row.
         """
-        for chain, index, block in self._filled_by(rows, num_computed, num_tokens, block_tables):
-            self.cache.publish(chain, index, block)
+        for chain, first, blocks in self._filled_by(rows, num_computed, num_tokens, block_tables):
+            self.cache.publish(chain, first, blocks)
         for chain, samples, block in self._tails_by(rows, num_computed, num_tokens, block_tables):
             self.cache.publish_tail(chain, samples.tail_digest, samples.num_shared_tokens, block)
 
@@ -159,23 +159,25 @@ class Prefixes:
         self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks
     ) -> dict[bytes, int]:
         """What ``publish`` will make known once such a pass has run: block by digest."""
-        filled = self._filled_by(rows, num_computed, num_tokens, block_tables)
-        tails = self._tails_by(rows, num_computed, num_tokens, block_tables)
-        return {chain.digests(index + 1)[index]: block for chain, index, block in filled} | {
-            samples.tail_digest: block for _, samples, block in tails
-        }
+        published: dict[bytes, int] = {}
+        for chain, first, blocks in self._filled_by(rows, num_computed, num_tokens, block_tables):
+            published.update(zip(chain.digests(first + len(blocks))[first:], blocks.tolist(), strict=False))
+        for _, samples, block in self._tails_by(rows, num_computed, num_tokens, block_tables):
+            published[samples.tail_digest] = block
+        return published
 
     def _filled_by(
         self, rows: Rows, num_computed: Counts, num_tokens: Counts, block_tables: Blocks
-    ) -> Iterator[tuple[BlockChain, int, int]]:
-        """Chain, index in it, and block of each block that is filled."""
+    ) -> Iterator[tuple[BlockChain, int, Blocks]]:
+        """Chain of each row that fills blocks, the first of them as an index in it, and the blocks."""
         if not self._chains:
             return
-        first, last = num_computed // self._block_size, (num_computed + num_tokens) // self._block_size
-        for i in np.flatnonzero(last > first):  # one request in block_size at a time decodes across a block's end
-            row = int(rows[i])
-            for index in range(first[i], min(last[i], self._num_blocks_to_publish(row))):
-                yield self._chains[row], index, int(block_tables[row, index])
+        firsts, lasts = num_computed // self._block_size, (num_computed + num_tokens) // self._block_size
+        fills = np.flatnonzero(lasts > firsts)  # one request in block_size at a time decodes across a block's end
+        for row, first, last in zip(rows[fills].tolist(), firsts[fills].tolist(), lasts[fills].tolist(), strict=True):
+            end = min(last, self._num_blocks_to_publish(row))
+            if first < end:
+                yield self._chains[row], first, block_tables[row, first:end]
 
     def _num_blocks_to_publish(self, row: int) -> int:
         """Where nobody may find anything, samples find their prompt, and no more."""

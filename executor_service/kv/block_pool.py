@@ -210,6 +210,6 @@ class BlockPool:
         return unique, mentions.astype(np.int32)
 
     def _check_ids(self, blocks: BlockIds) -> None:
-        # A negative id would silently index from the end.
-        if len(blocks) and (int(blocks.min()) < 0 or int(blocks.max()) >= self.num_blocks):
+        # A negative id would silently index from the end; without its sign it is past the end.
+        if len(blocks) and int(blocks.view(np.uint32).max()) >= self.num_blocks:
             raise BlockAccountingError(f"block ids must be in [0, {self.num_blocks}), got {blocks.tolist()}")

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
-from itertools import islice
+from itertools import compress, islice
 from types import MappingProxyType
 from typing import Protocol
 
@@ -84,10 +84,13 @@ class BlockChain:
 
     def digests(self, count: int) -> list[bytes]:
         """Those of at least the first ``count`` blocks, which must be full. Not to be changed."""
-        while len(self._digests) < count:
-            parent = self._digests[-1] if self._digests else self.root
-            self._digests.append(child_digest(parent, self.tokens(len(self._digests))))
-        return self._digests
+        digests = self._digests
+        if len(digests) < count:
+            parent = digests[-1] if digests else self.root
+            for token_ids in self.tokens(len(digests), count - len(digests)).reshape(-1, self._block_size):
+                parent = child_digest(parent, token_ids)
+                digests.append(parent)
+        return digests
 
     def tail_digest(self, num_tokens: int) -> bytes:
         """That of the text up to its first ``num_tokens`` tokens, which end within a block."""
@@ -193,16 +196,25 @@ class PrefixCache:
         self._token_ids[block, : len(tail)] = tail
         self._num_tokens[block] = max(int(self._num_tokens[block]), len(tail))
 
-    def publish(self, chain: BlockChain, index: int, block: int) -> None:
-        """``block``, in use, holds the KV of the chain's block ``index``. A text that can be found already stays so."""
-        digest = chain.digests(index + 1)[index]
-        if digest in self._block_of or block in self._digest_of:
+    def publish(self, chain: BlockChain, first: int, blocks: BlockIds) -> None:
+        """``blocks``, in use, hold the KV of the chain's blocks from ``first`` on.
+
+        A text that can be found already stays so.
+        """
+        digests = chain.digests(first + len(blocks))[first : first + len(blocks)]
+        named = list(zip(blocks.tolist(), digests, strict=True))
+        block_of, digest_of = self._block_of, self._digest_of
+        is_new = [block not in digest_of and digest not in block_of for block, digest in named]
+        if not any(is_new):
             return
-        self._pool.keep(np.array([block], dtype=np.int32))
-        self._block_of[digest] = block
-        self._digest_of[block] = digest
-        self._token_ids[block] = chain.tokens(index)
-        self._num_tokens[block] = len(self._token_ids[block])
+        token_ids = chain.tokens(first, len(blocks)).reshape(len(blocks), -1)
+        if not all(is_new):
+            blocks, token_ids, named = blocks[is_new], token_ids[is_new], list(compress(named, is_new))
+        self._pool.keep(blocks)
+        digest_of.update(named)
+        block_of.update((digest, block) for block, digest in named)
+        self._token_ids[blocks] = token_ids
+        self._num_tokens[blocks] = token_ids.shape[1]
 
     def forget_texts(self, digests: Iterable[bytes]) -> None:
         """Never find these by these names again: nobody will ask for them. Other names of a block stay."""
@@ -230,8 +242,9 @@ class PrefixCache:
             raise BlockAccountingError("the blocks that can be found are not those with content")
 
     def _drop(self, blocks: BlockIds) -> None:
-        self._num_tokens[blocks] = 0
-        for block in blocks.tolist():
+        known = blocks[self._num_tokens[blocks] > 0]
+        self._num_tokens[known] = 0
+        for block in known.tolist():
             for digest_of in (self._digest_of, self._tail_digest_of):
                 digest = digest_of.pop(block, None)
                 if digest is not None:

@@ -141,8 +141,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         if not self.allocate(text, count):
             self.finish(data)
             return
-        for index in range(first, min(first + count, text.num_full_blocks)):
-            self.cache.publish(text.chain, index, text.blocks[index])
+        filled = range(first, min(first + count, text.num_full_blocks))
+        if filled:
+            blocks = np.array([text.blocks[index] for index in filled], dtype=np.int32)
+            self.cache.publish(text.chain, first, blocks)
+        for index in filled:
             if text.blocks[index] not in self.known.values():
                 self.known.setdefault(text.name(index), text.blocks[index])
 

@@ -7,7 +7,6 @@ trace names has its id for each of its tokens; what no trace names, the answer t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,13 +67,12 @@ class SimulatedRequest:
 class SimulatedSequence:
     """Stands in the books where an executor has an `executor_service.engine.sequence.Sequence`."""
 
-    __slots__ = ("_num_named", "_prefix", "request")
+    __slots__ = ("_named", "request")
 
     def __init__(self, request: SimulatedRequest, prefix: TokenArray) -> None:
         """`prefix`: ids of the blocks that its prompt begins with."""
         self.request = request
-        self._prefix = prefix
-        self._num_named = min(len(prefix) * PREFIX_BLOCK_TOKENS, len(request.prompt_token_ids))
+        self._named: NDArray[np.int32] = np.repeat(prefix, PREFIX_BLOCK_TOKENS)[: len(request.prompt_token_ids)]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -82,9 +80,7 @@ class SimulatedSequence:
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Tokens [start, stop) of prompt and answer together, whatever the length of the answer."""
-        own = -self.request.id
-        if start >= self._num_named:
-            return np.full(stop - start, own, dtype=np.int32)
-        positions: NDArray[Any] = np.arange(start, stop)
-        named = self._prefix[np.minimum(positions // PREFIX_BLOCK_TOKENS, len(self._prefix) - 1)]
-        return np.where(positions < self._num_named, named, own).astype(np.int32)
+        tokens = np.full(stop - start, -self.request.id, dtype=np.int32)
+        named = self._named[start:stop]
+        tokens[: len(named)] = named
+        return tokens

@@ -37,8 +37,7 @@ class Shelf:
     def store(self, chain: BlockChain, num_blocks: int) -> list[int]:
         """Compute a text's first blocks, publish them, and let them go."""
         blocks = self.cache.allocate(num_blocks)
-        for index, block in enumerate(blocks.tolist()):
-            self.cache.publish(chain, index, block)
+        self.cache.publish(chain, 0, blocks)
         self.pool.release(blocks)
         self.cache.check_integrity()
         self.pool.check_integrity([])
@@ -75,8 +74,8 @@ def test_a_block_is_found_only_after_all_that_comes_before_it(shelf: Shelf) -> N
 def test_of_two_blocks_with_one_text_the_first_is_found_and_the_second_is_not_kept(shelf: Shelf) -> None:
     first = shelf.cache.allocate(1)
     second = shelf.cache.allocate(1)
-    for block in (*first.tolist(), *second.tolist()):
-        shelf.cache.publish(chain_of(range(4)), 0, block)
+    for blocks in (first, second):
+        shelf.cache.publish(chain_of(range(4)), 0, blocks)
     assert len(shelf.cache) == 1
     assert shelf.found(chain_of(range(4)), 1) == first.tolist()
     shelf.pool.release(second)
