@@ -14,9 +14,10 @@ import grpc
 
 from metronome_cli.command_error import CommandError
 from metronome_cli.stack.home import stack_home
+from metronome_cli.trust import speaks_tls
 from metronome_client import MetronomeError
 
-__all__ = ["CommandError", "executor_errors", "explain", "failure_in_words", "scheduler_errors"]
+__all__ = ["CommandError", "executor_errors", "explain", "failure_in_words", "scheduler_errors", "unreachable"]
 
 _REMEDIES = {
     "EMPTY_PROMPT": "give some text to continue",
@@ -31,6 +32,8 @@ _REMEDIES = {
     "UNKNOWN_CALLER": "show who you are with --token-file, or --tls-certificate and --tls-key",
     "UNKNOWN_PROFILE": "name another with --profile",
 }
+
+_TLS_REMEDY = "check --tls-ca, and --tls-certificate with --tls-key if it asks who you are"
 
 # A connection that broke is UNAVAILABLE, as one that never was; grpc tells them apart in the text alone.
 _BROKEN_CONNECTION = ("Socket closed", "Stream removed", "Connection reset")
@@ -58,22 +61,34 @@ def scheduler_errors(address: str, state_file: str = "") -> Iterator[None]:
 
 def explain(error: MetronomeError, service: str, address: str, *, log: Path | None = None) -> CommandError:
     """Say what a failed call to a service means to the user. `log`: the file of the service, where it is known."""
-    another = f"start one with `metronome up` or name another with --{service}"
     if error.reason:
         return CommandError(error.message, _REMEDIES.get(error.reason, ""))
     if _is_broken_connection(error):
+        if speaks_tls(address):  # with whom who speaks none gets no further
+            return CommandError(f"the {service} at {address} speaks TLS, and the connection broke", _TLS_REMEDY)
         log = log or stack_home().log_of(address)
         remedy = f"its log is {log}" if log is not None else "see its log, where it was started"
         return CommandError(f"the {service} at {address} went away", remedy)
     match error.code:
         case grpc.StatusCode.UNAVAILABLE:
-            return CommandError(f"no {service} answers at {address}", another)
+            return unreachable(service, address, _another(service))
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return CommandError(f"no {service} answers at {address} in time", another)
+            return CommandError(f"no {service} answers at {address} in time", _another(service))
         case grpc.StatusCode.UNIMPLEMENTED:
-            return CommandError(f"what answers at {address} is no {service}", another)
+            return CommandError(f"what answers at {address} is no {service}", _another(service))
         case _:
             return CommandError(f"{error.message} ({error.code.name})")
+
+
+def unreachable(service: str, address: str, remedy: str = "") -> CommandError:
+    """Say that no connection came about, and why where that can be seen. `remedy`: where nobody listens."""
+    if speaks_tls(address):
+        return CommandError(f"what listens at {address} speaks TLS, and no connection comes about", _TLS_REMEDY)
+    return CommandError(f"no {service} answers at {address}", remedy)
+
+
+def _another(service: str) -> str:
+    return f"start one with `metronome up` or name another with --{service}"
 
 
 def failure_in_words(error: MetronomeError) -> str:

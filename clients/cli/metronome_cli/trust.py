@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
+import grpc
 
 from metronome_cli.command_error import CommandError
 from metronome_client import Tls
 
+_PROBE_TIMEOUT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """What a client is made with."""
+    """What a client is made with. `files`: where that stands, by `ca`, `certificate`, `key` and `token_file`."""
 
     tls: Tls | None = None
     token: str = ""
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def open(self, address: str) -> grpc.Channel:
+        """A bare channel, for what no client of ours asks."""
+        if self.credentials is None:
+            return grpc.insecure_channel(address)
+        return grpc.secure_channel(address, self.credentials)
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Of a channel; None: no TLS."""
+        return None if self.tls is None else self.tls.credentials(self.token)
+
+    def towards(self, address: str) -> Trust:
+        """This where TLS is spoken at the address, else a plain connection. Raises CommandError where it lacks TLS."""
+        if not speaks_tls(address):
+            return NO_TLS
+        if self.tls is None:
+            raise CommandError(f"what listens at {address} wants TLS", "give --tls-ca, or --tls")
+        return self
+
+
+NO_TLS = Trust()
 
 
 def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,8 +67,9 @@ def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--tls-certificate and --tls-key need each other.")
         if not (tls or tls_ca) and (tls_certificate or token_file):
             raise click.UsageError("--tls-certificate and --token-file are for TLS: give --tls-ca, or --tls.")
-        trust = Trust()
+        trust = NO_TLS
         if tls or tls_ca:
+            files = {"ca": tls_ca, "certificate": tls_certificate, "key": tls_key, "token_file": token_file}
             trust = Trust(
                 tls=Tls(
                     root_certificates=_read("--tls-ca", tls_ca),
@@ -48,6 +77,7 @@ def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
                     private_key=_read("--tls-key", tls_key),
                 ),
                 token=_token(token_file),
+                files={name: path for name, path in files.items() if path is not None},
             )
         return command(*arguments, trust=trust, **options)
 
@@ -62,6 +92,21 @@ def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option = click.option(f"--{name}", metavar="FILE", type=file, envvar=variable, show_envvar=True, help=what)
         with_trust = option(with_trust)
     return click.option("--tls", is_flag=True, help="Connect with TLS, to whom this machine trusts.")(with_trust)
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether who listens there answers a handshake; whose certificate it shows is another question."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+    except (OSError, ValueError):  # ssl's errors are of the first kind, a port that is no number of the second
+        return False
 
 
 def _token(path: Path | None) -> str:

@@ -32,7 +32,7 @@ from metronome_conformance.planner import Planner
 from metronome_conformance.report import Result, Verdict
 from metronome_conformance.scenario import Scenario, ScenarioError, expanded
 from metronome_conformance.state_rules import obedience_faults, state_faults
-from metronome_conformance.wire import CHANNEL_OPTIONS, DEFAULT_TIMEOUT_S, Call, Driver, answer_facts
+from metronome_conformance.wire import DEFAULT_TIMEOUT_S, Call, Driver, Secured, answer_facts, open_channel
 
 WAIT_S = 20.0
 MAX_TRIES = 3
@@ -45,10 +45,11 @@ class UnreadyError(Exception):
 
 
 class ExecutorUnderTest:
-    """What the kit itself asks the executor: its books and health."""
+    """What the kit itself asks the executor: its books and health; and whether it answers pings."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, address: str, secured: Secured | None = None) -> None:
+        self._address, self._secured = address, secured
+        self._channel = open_channel(address, secured)
         self._control = executor_pb2_grpc.ExecutorServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
@@ -62,6 +63,10 @@ class ExecutorUnderTest:
         request = health_pb2.HealthCheckRequest(service=service)
         status = self._health.Check(request, timeout=DEFAULT_TIMEOUT_S).status
         return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+    def ping_fault(self, *, every_s: float, times: int) -> str | None:
+        """What it has against pings, in a sentence; None: nothing."""
+        return ping_fault(self._address, self._secured, every_s=every_s, times=times)
 
     def wait_until_ready(self, planner: Planner, wait_s: float = WAIT_S) -> None:
         """Raises UnreadyError unless it serves, and asks the kit for plans, within that time each."""
@@ -179,7 +184,7 @@ class _Run:
             case {"counters": wanted}:
                 yield from self._counter_differences(wanted, before)
             case {"pings": pings}:
-                fault = ping_fault(self.driver.address, **pings)
+                fault = self.executor.ping_fault(**pings)
                 yield from () if fault is None else (fault,)
             case {"health": names}:
                 due = step.get("serving", True)

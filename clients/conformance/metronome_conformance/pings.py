@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from metronome_conformance.wire import Secured
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADER_BYTES = 9
@@ -12,11 +16,10 @@ _ACK = 1
 _ANSWER_S = 10.0
 
 
-def ping_fault(address: str, *, every_s: float, times: int) -> str | None:
+def ping_fault(address: str, secured: Secured | None = None, *, every_s: float, times: int) -> str | None:
     """What a server has against pings, in a sentence; None: it answers them all, and no call is open meanwhile."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
+        with _connection(address, secured) as connection:
             connection.sendall(_PREFACE + _frame(_SETTINGS))
             for number in range(1, times + 1):
                 time.sleep(every_s if number > 1 else 0)
@@ -26,6 +29,18 @@ def ping_fault(address: str, *, every_s: float, times: int) -> str | None:
     except OSError as error:
         return f"no connection: {error}"
     return None
+
+
+@contextmanager
+def _connection(address: str, secured: Secured | None) -> Iterator[socket.socket]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    with socket.create_connection((host, int(port)), timeout=_ANSWER_S) as plain:
+        if secured is None:
+            yield plain
+        else:
+            with secured.context.wrap_socket(plain, server_hostname=host) as encrypted:
+                yield encrypted
 
 
 def _ping(connection: socket.socket, number: int) -> str | None:

@@ -23,23 +23,25 @@ from metronome_conformance.plan_rules import plan_faults
 from metronome_conformance.report import Result, Verdict
 from metronome_conformance.rows import Row
 from metronome_conformance.scenario import Scenario, ScenarioError, expanded
-from metronome_conformance.wire import Driver, Json, Outcome
+from metronome_conformance.wire import Driver, Json, Outcome, Secured
 
 MAX_PASSES = 2_000
 PLAN = "SchedulerService/Plan"
 PLAN_STREAM = "SchedulerService/PlanStream"
 
 
-def run_scheduler_scenarios(driver: Driver, scenarios: Sequence[Scenario]) -> Iterator[Result]:
-    """One result after the other."""
+def run_scheduler_scenarios(
+    driver: Driver, scenarios: Sequence[Scenario], secured: Secured | None = None
+) -> Iterator[Result]:
+    """One result after the other. `secured`: of the connections that are not the driver's."""
     for scenario in scenarios:
         began = time.monotonic()
-        findings = tuple(_findings(driver, scenario))
+        findings = tuple(_findings(driver, scenario, secured))
         verdict = Verdict.BROKEN if findings else Verdict.HOLDS
         yield Result(scenario=scenario, verdict=verdict, findings=findings, seconds=time.monotonic() - began)
 
 
-def _findings(driver: Driver, scenario: Scenario) -> Iterator[str]:
+def _findings(driver: Driver, scenario: Scenario, secured: Secured | None) -> Iterator[str]:
     """Up to the first step that finds something: what comes after it would only follow."""
     answers: dict[str, Mapping[str, Any]] = {}
     for number, step in enumerate(scenario.steps, start=1):
@@ -48,7 +50,7 @@ def _findings(driver: Driver, scenario: Scenario) -> Iterator[str]:
         elif "call" in step:
             found = list(_call(driver, step, answers))
         elif "pings" in step:
-            fault = ping_fault(driver.address, **step["pings"])
+            fault = ping_fault(driver.address, secured, **step["pings"])
             found = [fault] if fault is not None else []
         else:
             raise ScenarioError(f"{scenario.name}: step {number} neither calls, plays nor pings")

@@ -5,6 +5,7 @@ A call ends with an `Outcome`, whatever happens; each has a deadline, so nothing
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -58,6 +59,21 @@ class Outcome:
     code: str
     messages: tuple[Json, ...] = ()
     refusal: Refusal = Refusal()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secured:
+    """How the kit connects to a server that wants TLS. `credentials`: of its calls; `context`: of bare connections."""
+
+    credentials: grpc.ChannelCredentials
+    context: ssl.SSLContext
+
+
+def open_channel(address: str, secured: Secured | None) -> grpc.Channel:
+    """A channel of the kit's own. `secured` None: no TLS."""
+    if secured is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, secured.credentials, options=CHANNEL_OPTIONS)
 
 
 class Call(Protocol):
@@ -133,9 +149,9 @@ def refusal_from(message: str, details: bytes) -> Refusal:
 class PythonDriver:
     """Calls one address through grpc itself, without a client in between."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secured: Secured | None = None) -> None:
         self.address = address
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = open_channel(address, secured)
 
     def start(self, method: str, request: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> PythonCall:
         """As `Driver.start`."""

@@ -54,6 +54,13 @@ class Tls:
     private_key: bytes | None = None
     server_name: str = ""
 
+    def credentials(self, token: str = "") -> grpc.ChannelCredentials:
+        """As gRPC takes them. `token`: sent with each call."""
+        tls = grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
+        if not token:
+            return tls
+        return grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(token))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -89,12 +96,7 @@ class Connection:
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None: no TLS."""
-        if self.tls is None:
-            return None
-        tls = grpc.ssl_channel_credentials(self.tls.root_certificates, self.tls.private_key, self.tls.certificate_chain)
-        if not self.token:
-            return tls
-        return grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(self.token))
+        return None if self.tls is None else self.tls.credentials(self.token)
 
     def attempts(self, timeout_s: float | None, default_s: float | None = None) -> Attempts:
         """The tries of a call. `timeout_s` None: the client's own for calls that answer at once, or `default_s`."""

@@ -158,7 +158,7 @@ def test_the_log_of_a_service_is_known_after_its_death(sleeper, tmp_path, monkey
 
 def test_status_names_the_directory_and_the_whole_log_and_why_no_plans_come(sleeper, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("METRONOME_HOME", str(tmp_path))
-    monkeypatch.setattr("metronome_cli.commands.stack.is_serving", lambda address: True)
+    monkeypatch.setattr("metronome_cli.commands.stack.is_serving", lambda address, trust: True)
     with serving(FakeExecutor(planning_failure="no scheduler answers at here")) as address:
         StackHome(tmp_path).record([service(sleeper, tmp_path)], [address])
         assert run_command(["status"]) == 0

@@ -84,7 +84,7 @@ def test_a_command_connects_with_tls_and_shows_its_token(
         assert run(*command, address, "--tls-ca", authority.ca, "--token-file", token_file) == 0
         assert set(heard.authorizations) == {f"Bearer {TOKEN}"}
         assert run(*command, address) == 1
-    assert capsys.readouterr().err.startswith("error: ")
+        assert "speaks TLS, and the connection broke; check --tls-ca" in capsys.readouterr().err
 
 
 def test_the_environment_says_it_too(authority: Authority, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ import grpc
 from rich.table import Table
 
 from metronome_cli.consoles import table_console
-from metronome_cli.errors import CommandError
+from metronome_cli.errors import CommandError, unreachable
 from metronome_cli.options import ADDRESS, DEFAULT_SCHEDULER
+from metronome_cli.trust import Trust, trust_options
 
 if TYPE_CHECKING:
     from metronome_conformance import Result, Scenario
     from metronome_conformance.driver import ProcessDriver
-    from metronome_conformance.wire import Driver
+    from metronome_conformance.wire import Driver, Secured
 
 EXIT_BROKEN = 1
 CONNECT_S = 2.0
@@ -37,7 +39,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _driver_option = click.option(
-    "--driver", metavar="COMMAND", help="Make the calls through this program (another language)."
+    "--driver",
+    metavar="COMMAND",
+    help="Make the calls through this program (another language), which connects as its own flags say.",
 )
 
 
@@ -52,20 +56,28 @@ def conformance() -> None:
 
 @conformance.command()
 @click.argument("address", type=ADDRESS)
+@trust_options
 @_driver_option
 @_options
 @click.pass_context
 def scheduler(
-    context: click.Context, address: str, junit: Path | None, slow: bool, only: tuple[str, ...], driver: str | None
+    context: click.Context,
+    address: str,
+    trust: Trust,
+    junit: Path | None,
+    slow: bool,
+    only: tuple[str, ...],
+    driver: str | None,
 ) -> None:
     """Check the scheduler at ADDRESS: it is sent states, and its plans are judged by the kit's own rules."""
     from metronome_conformance.scheduler_kit import run_scheduler_scenarios
 
     scenarios = _scenarios("scheduler", only, slow=slow)
-    _check_listening(address, "scheduler")
-    calls = _driver(driver, address)
+    _check_listening(address, "scheduler", trust)
+    secured = _secured(trust)
+    calls = _driver(driver, address, secured)
     try:
-        _report(context, run_scheduler_scenarios(calls, scenarios), junit)
+        _report(context, run_scheduler_scenarios(calls, scenarios, secured), junit)
     finally:
         calls.close()
 
@@ -81,6 +93,7 @@ def scheduler(
     help="Where the kit serves plans: the executor must have been started with it as its only scheduler.",
 )
 @click.option("--drain", is_flag=True, help="Run what drains the executor, too: it takes no requests afterwards.")
+@trust_options
 @_driver_option
 @_options
 @click.pass_context
@@ -89,6 +102,7 @@ def executor(
     address: str,
     scheduler_listen: str,
     drain: bool,
+    trust: Trust,
     junit: Path | None,
     slow: bool,
     only: tuple[str, ...],
@@ -96,7 +110,8 @@ def executor(
 ) -> None:
     """Check the executor at ADDRESS: the kit is its client, and serves the plans that it must obey.
 
-    Start the executor idle, with the kit as its only scheduler; nobody else should use it meanwhile.
+    Start the executor idle, with the kit as its only scheduler; nobody else should use it meanwhile. Where it has an
+    access file the token is an operator's, or "*"'s, since the kit reads the books.
     """
     from metronome_conformance.executor_kit import ExecutorUnderTest, UnreadyError, run_executor_scenarios
     from metronome_conformance.planner import ServedPlanner
@@ -106,7 +121,8 @@ def executor(
         served = ServedPlanner(scheduler_listen)
     except OSError as error:
         raise CommandError(str(error), "name another address with --scheduler-listen") from None
-    under_test, calls = ExecutorUnderTest(address), _driver(driver, address)
+    secured = _secured(trust)
+    under_test, calls = ExecutorUnderTest(address, secured), _driver(driver, address, secured)
     try:
         under_test.wait_until_ready(served.planner)
         _report(context, run_executor_scenarios(calls, under_test, served.planner, scenarios), junit)
@@ -146,12 +162,29 @@ def _scenarios(kind: str, only: tuple[str, ...], *, slow: bool) -> Sequence[Scen
         raise CommandError(str(error), "see clients/conformance/") from None
 
 
-def _driver(command: str | None, address: str) -> Driver:
+def _secured(trust: Trust) -> Secured | None:
+    """What the kit connects with. A driver that is a program connects as its own command line says."""
+    from metronome_conformance.wire import Secured
+
+    if trust.tls is None or trust.credentials is None:
+        return None
+    roots = trust.tls.root_certificates
+    try:
+        context = ssl.create_default_context(cadata=None if roots is None else roots.decode())
+        if "certificate" in trust.files:
+            context.load_cert_chain(trust.files["certificate"], trust.files["key"])
+    except (ssl.SSLError, ValueError) as error:
+        raise CommandError(f"--tls-ca, or --tls-certificate and its key, cannot be used: {error}") from None
+    context.set_alpn_protocols(["h2"])
+    return Secured(credentials=trust.credentials, context=context)
+
+
+def _driver(command: str | None, address: str, secured: Secured | None) -> Driver:
     from metronome_conformance.driver import ProcessDriver
     from metronome_conformance.wire import PythonDriver
 
     if command is None:
-        return PythonDriver(address)
+        return PythonDriver(address, secured)
     return _started(lambda: ProcessDriver(shlex.split(command), address), command)
 
 
@@ -162,12 +195,12 @@ def _started(start: Callable[[], ProcessDriver], command: str) -> ProcessDriver:
         raise CommandError(f"cannot start the driver {command!r}: {error.strerror}") from None
 
 
-def _check_listening(address: str, service: str) -> None:
-    with grpc.insecure_channel(address) as channel:
+def _check_listening(address: str, service: str, trust: Trust) -> None:
+    with trust.open(address) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
         except grpc.FutureTimeoutError:
-            raise CommandError(f"no {service} answers at {address}") from None
+            raise unreachable(service, address) from None
 
 
 def _report(context: click.Context, results: Iterator[Result], junit: Path | None) -> None:

@@ -72,7 +72,7 @@ def run(
     """Send real prompts at once and show each iteration.
 
     Starts a scheduler and an executor, shows the answers as they stream and the batch of every iteration, sums up, and
-    stops what it started. TLS and a token are for an executor that runs already.
+    stops what it started.
     """
     workload = build_workload(load_prompts(prompts_dir), num_requests, run_id=secrets.token_hex(4))
     console = table_console(LOG_WIDTH)
@@ -81,6 +81,7 @@ def run(
             model=model, dtype=dtype, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, profile=profile
         ),
         scheduler_address=scheduler,
+        trust=trust,
     )
     board = None
     try:
@@ -89,7 +90,8 @@ def run(
             _executor(executor, settings, console) as (address, log),
             executor_errors(address, log),
         ):
-            board = _run(address, Trust() if executor is None else trust, workload, console)
+            way = trust.towards(address) if executor is None else trust
+            board = _run(address, way, workload, console)
             if board.watch_error is not None and not board.is_finished:
                 raise explain(board.watch_error, "executor", address, log=log)  # which keeps the log
     finally:

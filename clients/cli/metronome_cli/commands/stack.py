@@ -19,6 +19,7 @@ from metronome_cli.stack.local import StackSettings, start_stack
 from metronome_cli.stack.services import ExecutorSettings
 from metronome_cli.stack.start import Lifetime, Service, is_serving
 from metronome_cli.stack.stop import stop_all
+from metronome_cli.trust import NO_TLS, Trust, trust_options
 from metronome_client import InferenceClient
 
 
@@ -32,6 +33,7 @@ from metronome_client import InferenceClient
 @click.option("--profile", type=NAME, help="Profile that the executor asks the scheduler to plan by.")
 @click.option("--scheduler-port", type=PORT, default=50051, show_default=True, help="0 takes a free one.")
 @click.option("--executor-port", type=PORT, default=50052, show_default=True, help="0 takes a free one.")
+@trust_options
 def up(
     model: str | None,
     dtype: str | None,
@@ -40,16 +42,18 @@ def up(
     profile: str | None,
     scheduler_port: int,
     executor_port: int,
+    trust: Trust,
 ) -> None:
     """Start a local stack and leave it running.
 
     The stack is a scheduler and an executor on loopback. Its record and its logs are in $METRONOME_HOME (default:
-    .metronome in the working directory).
+    .metronome in the working directory). Services that are told to serve with TLS, by their environment
+    (METRONOME_EXECUTOR_TLS_CERTIFICATE, ...), are asked with --tls-ca and --token-file, and so asks the executor.
     """
     executor = ExecutorSettings(
         model=model, dtype=dtype, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, profile=profile
     )
-    settings = StackSettings(executor=executor, scheduler_port=scheduler_port, executor_port=executor_port)
+    settings = StackSettings(executor=executor, scheduler_port=scheduler_port, executor_port=executor_port, trust=trust)
     home = stack_home()
     with home.locked():
         if home.running():
@@ -88,7 +92,8 @@ def down() -> None:
 
 
 @click.command()
-def status() -> None:
+@trust_options
+def status(trust: Trust) -> None:
     """Show what `metronome up` started."""
     home = stack_home()
     services = home.running()
@@ -101,11 +106,12 @@ def status() -> None:
         table.add_column(heading, overflow="fold")
     failures = []
     for service in services:
-        healthy = bool(service.address) and is_serving(service.address)
+        way = trust.towards(service.address) if service.address else NO_TLS
+        healthy = bool(service.address) and is_serving(service.address, way)
         health = Text("ready", style="green") if healthy else Text("not ready", style="yellow")
         table.add_row(service.name, health, service.address or "-", str(service.process.pid), str(service.log))
         if healthy and service.name == "executor":
-            failures.append(_planning_failure(service.address))
+            failures.append(_planning_failure(service.address, way))
     console = table_console()
     console.print(f"The stack of {home.directory}", style="dim")
     console.print(table)
@@ -113,7 +119,7 @@ def status() -> None:
         console.print(failure, style="yellow", markup=False)
 
 
-def _planning_failure(address: str) -> str:
+def _planning_failure(address: str, trust: Trust) -> str:
     """Ask an executor why it gets no plans; empty where it gets them."""
-    with executor_errors(address), InferenceClient(address) as client:
+    with executor_errors(address), InferenceClient(address, tls=trust.tls, token=trust.token) as client:
         return planning_failure_in_words(client.state().planning_failure)

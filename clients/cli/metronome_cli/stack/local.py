@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metronome_cli.command_error import CommandError
@@ -11,6 +11,7 @@ from metronome_cli.errors import scheduler_errors
 from metronome_cli.stack.services import ExecutorSettings, executor_command, scheduler_command
 from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serving
 from metronome_cli.stack.stop import stop_all
+from metronome_cli.trust import NO_TLS, Trust
 from metronome_client import SchedulerClient
 
 _SCHEDULER_TIMEOUT_S = 180.0  # it compiles its core where nobody has yet, which takes half a minute of a core
@@ -19,12 +20,17 @@ _EXECUTOR_TIMEOUT_S = 900.0  # it may download a model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
-    """What to start. Port 0 takes one that is free. `scheduler_address`: one that runs already, to start none."""
+    """What to start. Port 0 takes one that is free. `scheduler_address`: one that runs already, to start none.
+
+    `trust`: how to connect to services that speak TLS, because they are told to by their environment or run already.
+    The executor shows the same to the scheduler.
+    """
 
     executor: ExecutorSettings
     scheduler_port: int = 0
     executor_port: int = 0
     scheduler_address: str | None = None
+    trust: Trust = NO_TLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ def start_stack(
     def launch_and_wait(name: str, command: list[str], timeout_s: float) -> str:
         launched.append(launch(name, command, directory, lifetime))
         on_launch(launched)
-        return wait_until_serving(launched[-1], timeout_s=timeout_s, on_progress=on_progress)
+        return wait_until_serving(launched[-1], timeout_s=timeout_s, on_progress=on_progress, trust=settings.trust)
 
     try:
         scheduler_address = settings.scheduler_address
@@ -65,9 +71,11 @@ def start_stack(
             on_progress("starting the scheduler")
             command = scheduler_command(settings.scheduler_port)
             scheduler_address = launch_and_wait("scheduler", command, _SCHEDULER_TIMEOUT_S)
-        _check_profile(scheduler_address, settings.executor.profile)
+        trust = settings.trust.towards(scheduler_address)
+        _check_profile(scheduler_address, trust, settings.executor.profile)
         on_progress("starting the executor")
-        command = executor_command(settings.executor_port, scheduler_address, settings.executor)
+        executor = replace(settings.executor, **{f"scheduler_{name}": path for name, path in trust.files.items()})
+        command = executor_command(settings.executor_port, scheduler_address, executor)
         executor_address = launch_and_wait("executor", command, _EXECUTOR_TIMEOUT_S)
     except BaseException:  # Ctrl-C included: nothing may stay behind
         stop_services(launched)
@@ -75,9 +83,12 @@ def start_stack(
     return Stack(scheduler_address=scheduler_address, executor_address=executor_address, services=tuple(launched))
 
 
-def _check_profile(scheduler_address: str, profile: str | None) -> None:
+def _check_profile(scheduler_address: str, trust: Trust, profile: str | None) -> None:
     """Refuse now what would leave every request waiting: no scheduler, or one without the profile."""
-    with scheduler_errors(scheduler_address), SchedulerClient(scheduler_address) as client:
+    with (
+        scheduler_errors(scheduler_address),
+        SchedulerClient(scheduler_address, tls=trust.tls, token=trust.token) as client,
+    ):
         names = [known.name for known in client.list_profiles()]
     if profile is not None and profile not in names:
         there = f"there are {', '.join(names)}" if names else "it has none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,10 @@ class ExecutorSettings:
     max_num_seqs: int | None = None
     speculative_drafts: int | None = None
     profile: str | None = None
+    scheduler_ca: Path | None = None
+    scheduler_certificate: Path | None = None
+    scheduler_key: Path | None = None
+    scheduler_token_file: Path | None = None
 
     def arguments(self) -> list[str]:
         """Write them as flags."""

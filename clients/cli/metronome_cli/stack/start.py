@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metronome_cli.command_error import CommandError
 from metronome_cli.stack.identity import ProcessIdentity, identify
 from metronome_cli.stack.logs import ProgressReader, reason_of_death
+from metronome_cli.trust import NO_TLS, Trust
 
 _PORT_FLAG = re.compile(r"(?<![\w-])--port\b")  # a service's own; `up` has one for each service
 _POLL_S = 0.05
@@ -63,12 +64,15 @@ def launch(name: str, command: list[str], directory: Path, lifetime: Lifetime) -
     return Service(name=name, process=process, address_file=address_file, log=log)
 
 
-def wait_until_serving(service: Service, *, timeout_s: float, on_progress: Callable[[str], None]) -> str:
-    """Wait until a service reports SERVING, and give its address.
+def wait_until_serving(
+    service: Service, *, timeout_s: float, on_progress: Callable[[str], None], trust: Trust = NO_TLS
+) -> str:
+    """Wait until a service reports SERVING, and give its address. `trust`: how to connect where it speaks TLS.
 
-    Raises `CommandError` where it dies or is not ready in time.
+    Raises `CommandError` where it dies, is not ready in time, or cannot be asked.
     """
     deadline = time.monotonic() + timeout_s
+    way = None
     with service.log.open("rb") as log:
         progress = ProgressReader(log)
         while time.monotonic() < deadline:
@@ -78,15 +82,17 @@ def wait_until_serving(service: Service, *, timeout_s: float, on_progress: Calla
                 why = _PORT_FLAG.sub(f"--{service.name}-port", reason_of_death(service.log))
                 raise CommandError(f"the {service.name} stopped while starting: {why}", f"its log is {service.log}")
             address = _read_address(service.address_file)
-            if address and is_serving(address):
-                return address
+            if address:
+                way = way or trust.towards(address)
+                if is_serving(address, way):
+                    return address
             time.sleep(_POLL_S)
     raise CommandError(f"the {service.name} was not ready after {timeout_s:,.0f} s", f"its log is {service.log}")
 
 
-def is_serving(address: str) -> bool:
+def is_serving(address: str, trust: Trust = NO_TLS) -> bool:
     """Whether a service answers at the address and reports itself healthy."""
-    with grpc.insecure_channel(address) as channel:
+    with trust.open(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         try:
             answer = health.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S)
