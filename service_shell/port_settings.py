@@ -1,7 +1,4 @@
-"""Settings that every service has: where it listens, with which TLS, where its metrics and traces go, and what it logs.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
-"""
+"""Settings that every service has: where it listens, with which TLS, where its metrics and traces go, and what it logs."""
 
 from __future__ import annotations
 
@@ -17,6 +14,12 @@ from service_shell.tls import TlsFiles
 
 MIN_PING_INTERVAL_MS = 5_000
 """Clients may ping every 10 s (proto/README.md), and clocks and networks are not exact."""
+
+KEEPALIVE_MS = 30_000
+"""A client that has sent nothing for so long is asked whether it is there (docs/adr/0038-services-ask-who-is-there.md)."""
+
+KEEPALIVE_TIMEOUT_MS = 10_000
+"""One that does not answer for so long has gone: its calls end as if it had left them."""
 
 
 class PortLimits(Protocol):
@@ -92,6 +95,17 @@ def channel_limits(config: PortLimits) -> tuple[tuple[str, int], ...]:
         # Also from those who only wait.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.keepalive_permit_without_calls", 1),
+        *_keepalive(),
+    )
+
+
+def _keepalive() -> tuple[tuple[str, int], ...]:
+    """How a peer that vanished without a word is noticed, as options of a server."""
+    return (
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a ping that is under way gets a minute
+        ("grpc.http2.max_pings_without_data", 0),  # else it is asked twice and never again
     )
 
 

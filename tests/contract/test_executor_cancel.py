@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
 from metronome.inference.v1 import inference_pb2 as pb
-from support.services import wait_until
+from metronome_conformance.line import Line
+from support.services import executor_command, patched_executor, started, wait_until, wait_until_healthy
 from support.wire import TIMEOUT_SECONDS, Client, connected, details_of, greedy
 
 CONCURRENCY = 8
@@ -167,3 +169,24 @@ def test_a_client_that_vanishes_with_its_connection_leaves_nothing(client: Clien
         for number in range(4):
             next(other.open(greedy(f"vanishing {number}", 200)))
     wait_until(client.is_idle)
+
+
+def test_a_client_that_vanishes_without_a_word_is_asked_whether_it_is_there(
+    services_directory: Path, tiny_model_directory: Path
+) -> None:
+    """A cable that is pulled, or a NAT that forgot: nothing ends the connection, and its requests may wait for ever."""
+    impatient = patched_executor(
+        "from service_shell import port_settings\n"
+        "port_settings.KEEPALIVE_MS, port_settings.KEEPALIVE_TIMEOUT_MS = 200, 500\n"
+    )
+    with started(services_directory, executor_command(tiny_model_directory, program=impatient)) as executor:
+        wait_until_healthy(executor)
+        line = Line(int(executor.port))
+        with connected(f"127.0.0.1:{line.port}") as vanishing, connected(executor.address) as other:
+            stream = vanishing.open(greedy("waits for a scheduler", 9), timeout=600)
+            time.sleep(1)  # longer than two pings and their answers: who is there stays
+            assert not other.is_idle()
+            line.vanish()
+            wait_until(other.is_idle)
+            line.close()
+            stream.cancel()

@@ -5,6 +5,7 @@ For those the calls are made from TypeScript, and the executor is one in TypeScr
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -56,8 +57,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def tls_scheduler(services_directory: Path, authority: Authority) -> Iterator[Service]:
-    """Shows a certificate, and asks for one."""
-    flags = tls_flags(authority.sign("localhost"), authority.ca)
+    """Shows a certificate and asks for one, and lets in who shows the tests' own, or brings their token."""
+    access_file = services_directory / "access-typescript.toml"
+    token = hashlib.sha256(b"right").hexdigest()
+    access_file.write_text(f'[tokens]\n"{token}" = "acme"\n[certificates]\n"localhost" = "*"\n')
+    flags = [*tls_flags(authority.sign("localhost"), authority.ca), "--access-file", str(access_file)]
     with started(services_directory, [*SCHEDULER, "--port", "0", *flags]) as service:
         yield service
 

@@ -94,7 +94,12 @@ async function nextPlan(): Promise<ExecutorPlan> {
   return safePlan(state);
 }
 
-const server = new grpc.Server({ "grpc.max_receive_message_length": MAX_MESSAGE_BYTES });
+const server = new grpc.Server({
+  "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+  // A client that vanished without a word is noticed in 40 s.
+  "grpc.keepalive_time_ms": 30_000,
+  "grpc.keepalive_timeout_ms": 10_000,
+});
 const health = new HealthImplementation();
 health.addToServer(server);
 

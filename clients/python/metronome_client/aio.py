@@ -14,7 +14,7 @@ from metronome_client.channels import ANSWER_TIMEOUT_S, duration
 from metronome_client.client import AsyncClient
 from metronome_client.errors import InternalError, error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
-from metronome_client.inference import GENERATE, SERVICE
+from metronome_client.inference import GENERATE, SERVICE, check_cancelled
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
 from metronome_client.retry import Attempts
 from metronome_client.tracing import traced
@@ -33,8 +33,12 @@ class AsyncInferenceClient(AsyncClient):
     def _make_stubs(self, channel: grpc.aio.Channel) -> None:
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub
         self._inference = inference_pb2_grpc.InferenceServiceStub(channel)
-        self._executor: executor_pb2_grpc.ExecutorServiceAsyncStub
-        self._executor = executor_pb2_grpc.ExecutorServiceStub(channel)
+        self._inference_of: dict[str, inference_pb2_grpc.InferenceServiceAsyncStub] = {
+            address: inference_pb2_grpc.InferenceServiceStub(alone) for address, alone in self._alone.items()
+        }
+        self._executor_of: dict[str, executor_pb2_grpc.ExecutorServiceAsyncStub] = {
+            address: executor_pb2_grpc.ExecutorServiceStub(alone) for address, alone in self._alone.items()
+        }
 
     async def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None, *, timeout_s: float | None = None
@@ -68,10 +72,13 @@ class AsyncInferenceClient(AsyncClient):
                     call.cancel()
 
     async def cancel(self, request_id: str) -> None:
-        """Cancel a request of any client by its id; its own call ends with CANCELLED."""
-        with raising_metronome_errors():
-            request = inference_pb2.CancelRequest(request_id=request_id)
-            await self._inference.Cancel(request, timeout=self._connection.timeout_s)
+        """Cancel a request of any client by its id, on whichever executor it is; its own call ends with CANCELLED."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        calls = [
+            inference.Cancel(request, timeout=self._connection.timeout_s) for inference in self._inference_of.values()
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        check_cancelled([answer if isinstance(answer, BaseException) else None for answer in answers])
 
     async def tokenize(self, prompt: str | Sequence[ChatMessage]) -> tuple[int, ...]:
         """Turn text or a conversation into token ids, as `generate` would."""
@@ -86,28 +93,31 @@ class AsyncInferenceClient(AsyncClient):
         """Describe the model that the executor runs."""
         return await self._ask(self._inference.GetModelInfo, inference_pb2.GetModelInfoRequest())
 
-    async def state(self) -> executor_pb2.GetStateResponse:
-        """Give the executor's books as they stand between two passes."""
-        return await self._ask(self._executor.GetState, executor_pb2.GetStateRequest())
+    async def state(self, *, address: str | None = None) -> executor_pb2.GetStateResponse:
+        """Give an executor's books as they stand between two passes."""
+        executor = self._executor_of[self._connection.named(address)]
+        return await self._ask(executor.GetState, executor_pb2.GetStateRequest())
 
     async def watch_state(
-        self, *, min_interval_s: float = 0.0
+        self, *, address: str | None = None, min_interval_s: float = 0.0
     ) -> AsyncGenerator[executor_pb2.WatchStateResponse, None]:
         """Stream the books: the present ones first, then one message a pass, `min_interval_s` apart at least."""
         request = executor_pb2.WatchStateRequest(min_interval=duration(min_interval_s))
+        executor = self._executor_of[self._connection.named(address)]
         with raising_metronome_errors():
-            call = self._executor.WatchState(request)
+            call = executor.WatchState(request)
             try:
                 async for message in call:
                     yield parsed(message)
             finally:
                 call.cancel()
 
-    async def drain(self, *, timeout_s: float | None = None) -> None:
+    async def drain(self, *, address: str | None = None, timeout_s: float | None = None) -> None:
         """Take no new requests and return when the last one has ended. At the timeout the executor goes on draining."""
+        executor = self._executor_of[self._connection.named(address)]
         timeout_s = self._connection.attempts(timeout_s, ANSWER_TIMEOUT_S).timeout_s
         with raising_metronome_errors():
-            await self._executor.Drain(executor_pb2.DrainRequest(), timeout=timeout_s)
+            await executor.Drain(executor_pb2.DrainRequest(), timeout=timeout_s)
 
     async def _ask(self, method: Callable[..., Awaitable[_Response]], request: Any) -> _Response:
         return await ask_async(method, request, self._connection.attempts(None))

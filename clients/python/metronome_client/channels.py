@@ -1,7 +1,8 @@
 """Channels: to one address or several, with TLS or without, and their settings, the same for every client.
 
 Several addresses are one channel that goes round those that say SERVING by `grpc.health.v1` (round robin and health
-checks are gRPC's own, by service config).
+checks are gRPC's own, by service config). Beside it each has a channel of its own, for what concerns one server; it
+connects when it is used.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import grpc
@@ -97,6 +98,18 @@ class Connection:
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None: no TLS."""
         return None if self.tls is None else self.tls.credentials(self.token)
+
+    def alone(self) -> dict[str, Connection]:
+        """A connection to each address, for what concerns one server."""
+        return {address: replace(self, addresses=(address,)) for address in self.addresses}
+
+    def named(self, address: str | None) -> str:
+        """The address itself, or the only one there is. Raises ValueError where it is none, or not said which."""
+        if address is None and len(self.addresses) == 1:
+            return self.addresses[0]
+        if address not in self.addresses:
+            raise ValueError(f"this concerns one server: `address` must be one of {', '.join(self.addresses)}")
+        return address
 
     def attempts(self, timeout_s: float | None, default_s: float | None = None) -> Attempts:
         """The tries of a call. `timeout_s` None: the client's own for calls that answer at once, or `default_s`."""

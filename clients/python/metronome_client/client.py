@@ -1,4 +1,4 @@
-"""What all clients have: settings, one channel, and its end."""
+"""What all clients have: settings, channels, and their end."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class Client(ABC):
     ) -> None:
         self._connection = connection(addresses, self._service, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
         self._channel = self._connection.open()
+        self._alone = dict.fromkeys(self._connection.addresses, self._channel)
+        if len(self._alone) > 1:
+            self._alone = {address: one.open() for address, one in self._connection.alone().items()}
         self._make_stubs(self._channel)
 
     @abstractmethod
@@ -43,8 +46,9 @@ class Client(ABC):
         self.close()
 
     def close(self) -> None:
-        """Close the channel; what streams on it is cancelled."""
-        self._channel.close()
+        """Close the channels; what streams on them is cancelled."""
+        for channel in {self._channel, *self._alone.values()}:
+            channel.close()
 
 
 class AsyncClient(ABC):
@@ -63,6 +67,9 @@ class AsyncClient(ABC):
     ) -> None:
         self._connection = connection(addresses, self._service, tls=tls, token=token, retry=retry, timeout_s=timeout_s)
         self._channel = self._connection.open_async()
+        self._alone = dict.fromkeys(self._connection.addresses, self._channel)
+        if len(self._alone) > 1:
+            self._alone = {address: one.open_async() for address, one in self._connection.alone().items()}
         self._make_stubs(self._channel)
 
     @abstractmethod
@@ -77,5 +84,6 @@ class AsyncClient(ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; what streams on it is cancelled."""
-        await self._channel.close(grace=None)
+        """Close the channels; what streams on them is cancelled."""
+        for channel in {self._channel, *self._alone.values()}:
+            await channel.close(grace=None)

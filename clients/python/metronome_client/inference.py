@@ -12,7 +12,7 @@ from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
 from metronome_client.channels import ANSWER_TIMEOUT_S, duration
 from metronome_client.client import Client
-from metronome_client.errors import error_from_call, raising_metronome_errors
+from metronome_client.errors import NotFoundError, error_from_call, raising_metronome_errors
 from metronome_client.events import Event, event_from_message
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
 from metronome_client.retry import Attempts
@@ -27,18 +27,23 @@ GENERATE = "metronome.inference.v1.InferenceService/Generate"
 
 
 class InferenceClient(Client):
-    """Calls an executor, or several in turn, over one channel. May be shared by threads.
+    """Calls an executor, or several in turn. May be shared by threads.
 
-    `addresses`: host:port, or several, of which those are used that say SERVING; `cancel`, `state`, `watch_state` and
-    `drain` concern one executor, and want a client with one address. `timeout_s`: deadline of the calls that answer at
-    once. Every method raises `MetronomeError`; calls are tried again only where the contract allows it (`retry`).
+    `addresses`: host:port, or several, of which those are used that say SERVING; `state`, `watch_state` and `drain`
+    concern one executor, and want its `address` then. `timeout_s`: deadline of the calls that answer at once. Every
+    method raises `MetronomeError`; calls are tried again only where the contract allows it (`retry`).
     """
 
     _service = SERVICE
 
     def _make_stubs(self, channel: grpc.Channel) -> None:
         self._inference = inference_pb2_grpc.InferenceServiceStub(channel)
-        self._executor = executor_pb2_grpc.ExecutorServiceStub(channel)
+        self._inference_of = {
+            address: inference_pb2_grpc.InferenceServiceStub(alone) for address, alone in self._alone.items()
+        }
+        self._executor_of = {
+            address: executor_pb2_grpc.ExecutorServiceStub(alone) for address, alone in self._alone.items()
+        }
 
     def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None, *, timeout_s: float | None = None
@@ -71,10 +76,13 @@ class InferenceClient(Client):
                     call.cancel()  # type: ignore[no-untyped-call]  # grpc's stubs leave it bare
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request of any client by its id; its own call ends with CANCELLED."""
-        with raising_metronome_errors():
-            request = inference_pb2.CancelRequest(request_id=request_id)
-            self._inference.Cancel(request, timeout=self._connection.timeout_s)
+        """Cancel a request of any client by its id, on whichever executor it is; its own call ends with CANCELLED."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        calls = [
+            inference.Cancel.future(request, timeout=self._connection.timeout_s)
+            for inference in self._inference_of.values()
+        ]
+        check_cancelled([call.exception() for call in calls])
 
     def tokenize(self, prompt: str | Sequence[ChatMessage]) -> tuple[int, ...]:
         """Turn text or a conversation into token ids, as `generate` would."""
@@ -89,28 +97,44 @@ class InferenceClient(Client):
         """Describe the model that the executor runs."""
         return self._ask(self._inference.GetModelInfo, inference_pb2.GetModelInfoRequest())
 
-    def state(self) -> executor_pb2.GetStateResponse:
-        """Give the executor's books as they stand between two passes."""
-        return self._ask(self._executor.GetState, executor_pb2.GetStateRequest())
+    def state(self, *, address: str | None = None) -> executor_pb2.GetStateResponse:
+        """Give an executor's books as they stand between two passes."""
+        executor = self._executor_of[self._connection.named(address)]
+        return self._ask(executor.GetState, executor_pb2.GetStateRequest())
 
-    def watch_state(self, *, min_interval_s: float = 0.0) -> Generator[executor_pb2.WatchStateResponse, None, None]:
+    def watch_state(
+        self, *, address: str | None = None, min_interval_s: float = 0.0
+    ) -> Generator[executor_pb2.WatchStateResponse, None, None]:
         """Stream the books: the present ones first, then one message a pass, `min_interval_s` apart at least."""
         request = executor_pb2.WatchStateRequest(min_interval=duration(min_interval_s))
+        executor = self._executor_of[self._connection.named(address)]
         with raising_metronome_errors():
-            call = self._executor.WatchState(request)
+            call = executor.WatchState(request)
             try:
                 yield from call
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]  # grpc's stubs leave it bare
 
-    def drain(self, *, timeout_s: float | None = None) -> None:
+    def drain(self, *, address: str | None = None, timeout_s: float | None = None) -> None:
         """Take no new requests and return when the last one has ended. At the timeout the executor goes on draining."""
+        executor = self._executor_of[self._connection.named(address)]
         timeout_s = self._connection.attempts(timeout_s, ANSWER_TIMEOUT_S).timeout_s
         with raising_metronome_errors():
-            self._executor.Drain(executor_pb2.DrainRequest(), timeout=timeout_s)
+            executor.Drain(executor_pb2.DrainRequest(), timeout=timeout_s)
 
     def _ask(self, method: Callable[..., _Response], request: Any) -> _Response:
         return ask(method, request, self._connection.attempts(None))
+
+
+def check_cancelled(failures: Sequence[Any]) -> None:
+    """Raise why nobody has cancelled a request. `failures`: one of each executor, None where it has.
+
+    Where not all say that they do not know it, it is the failure of one that may have it.
+    """
+    if None in failures:
+        return
+    errors = [error_from_call(failure) if isinstance(failure, grpc.RpcError) else failure for failure in failures]
+    raise next((error for error in errors if not isinstance(error, NotFoundError)), errors[0])
 
 
 def ask(method: Callable[..., _Response], request: Any, attempts: Attempts) -> _Response:

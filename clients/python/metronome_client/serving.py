@@ -25,6 +25,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Clients may ping every 10 s, also while they only wait.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A client that vanished without a word is noticed in 40 s.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 _Handler = Any  # grpc.RpcMethodHandler, for which no types are published

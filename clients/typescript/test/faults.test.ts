@@ -101,6 +101,15 @@ describe("a certificate", { timeout: HANG_MS }, () => {
 });
 
 describe("a token", { timeout: HANG_MS }, () => {
+  it("says to a real scheduler who calls", async () => {
+    const tls = { rootCertificates: pem("ca.pem"), certificate: pem("client.pem"), privateKey: pem("client.key") };
+    using known = new SchedulerClient(TLS_SCHEDULER, { ...ONCE, tls, token: "right" });
+    assert.ok((await known.listProfiles()).length > 0);
+    using stranger = new SchedulerClient(TLS_SCHEDULER, { ...ONCE, tls, token: "wrong" });
+    await assert.rejects(stranger.listProfiles(), client.UnknownCallerError);
+    await assert.rejects(collect(stranger.planStream([{}])), client.UnknownCallerError);
+  });
+
   const tls = { rootCertificates: pem("ca.pem") };
   const credentials = grpc.ServerCredentials.createSsl(null, [
     { cert_chain: pem("localhost.pem"), private_key: pem("localhost.key") },

@@ -10,7 +10,10 @@ import { InferenceClient, UnavailableError } from "../src/index.js";
 export const EXECUTOR = setting("METRONOME_TEST_EXECUTOR");
 export const SCHEDULER = setting("METRONOME_TEST_SCHEDULER");
 
-/** A scheduler that asks for a certificate, and shows one for `localhost` and 127.0.0.1. */
+/**
+ * A scheduler that asks for a certificate, and shows one for `localhost` and 127.0.0.1. It knows that of `client`, and
+ * the token "right".
+ */
 export const TLS_SCHEDULER = setting("METRONOME_TEST_TLS_SCHEDULER");
 
 /** A directory with `ca.pem`, and what it signed: `localhost`, `elsewhere` (for another name) and `client`, .pem and .key. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import grpc
@@ -36,6 +37,30 @@ def test_calls_go_round():
         for _ in range(10):
             client.tokenize("x")
     assert len(first.calls) - num_first == 5
+    first.close()
+    second.close()
+
+
+def test_what_concerns_one_executor_says_which():
+    first, second = FaultServer({}), FaultServer({})
+
+    async def watch() -> None:
+        async with api.AsyncInferenceClient([first.address, second.address]) as client:
+            async for _ in client.watch_state(address=first.address):
+                break
+            with pytest.raises(ValueError, match="`address` must be one of"):
+                await client.drain()
+
+    with api.InferenceClient([first.address, second.address]) as client:
+        client.drain(address=second.address)
+        client.state(address=second.address)
+        for call in (client.state, client.drain, lambda: next(client.watch_state())):
+            with pytest.raises(ValueError, match=f"`address` must be one of {first.address}, {second.address}"):
+                call()
+        with pytest.raises(ValueError, match="must be one of"):
+            client.state(address="elsewhere.test:1")
+    asyncio.run(watch())
+    assert (first.calls, second.calls) == (["WatchState"], ["Drain", "GetState"])
     first.close()
     second.close()
 
