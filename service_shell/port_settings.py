@@ -1,4 +1,4 @@
-"""Settings that every service has: where it listens, with which TLS, where its metrics and traces go, and what it logs."""
+"""Settings that every service has: where it listens, with which TLS, where its metrics and traces go, and its logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_PING_INTERVAL_MS = 5_000
 """Clients may ping every 10 s (proto/README.md), and clocks and networks are not exact."""
 
 KEEPALIVE_MS = 30_000
-"""A client that has sent nothing for so long is asked whether it is there (docs/adr/0038-services-ask-who-is-there.md)."""
+"""A client that has sent nothing for so long is asked whether it is there (docs/adr/0038)."""
 
 KEEPALIVE_TIMEOUT_MS = 10_000
 """One that does not answer for so long has gone: its calls end as if it had left them."""

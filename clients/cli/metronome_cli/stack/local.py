@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from metronome_cli.command_error import CommandError
 from metronome_cli.errors import scheduler_errors
@@ -74,8 +75,8 @@ def start_stack(
         trust = settings.trust.towards(scheduler_address)
         _check_profile(scheduler_address, trust, settings.executor.profile)
         on_progress("starting the executor")
-        executor = replace(settings.executor, **{f"scheduler_{name}": path for name, path in trust.files.items()})
-        command = executor_command(settings.executor_port, scheduler_address, executor)
+        shown: dict[str, Any] = {f"scheduler_{name}": path for name, path in trust.files.items()}
+        command = executor_command(settings.executor_port, scheduler_address, replace(settings.executor, **shown))
         executor_address = launch_and_wait("executor", command, _EXECUTOR_TIMEOUT_S)
     except BaseException:  # Ctrl-C included: nothing may stay behind
         stop_services(launched)
