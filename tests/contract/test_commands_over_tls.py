@@ -14,7 +14,7 @@ from metronome_cli.main import run_command
 from metronome_conformance.pings import ping_fault
 from metronome_conformance.wire import Secured
 from support.certificates import Authority, tls_flags
-from support.services import SCHEDULER, Service, executor_command, free_port, started, wait_until
+from support.services import SCHEDULER, START_SECONDS, Service, executor_command, free_port, started, wait_until
 
 EXAMPLE_STATE = Path(__file__).parents[2] / "docs" / "examples" / "state.json"
 TOKEN = "token-of-an-operator"
@@ -94,7 +94,7 @@ def test_the_conformance_kit_asks_an_executor(
     kit = f"127.0.0.1:{free_port()}"
     flags = [*tls_flags(authority.sign("executor")), "--access-file", str(access_file), *SIZES]
     with started(tmp_path, executor_command(tiny_model_directory, *flags, scheduler=[kit])) as executor:
-        wait_until(lambda: "executor_serving" in executor.log, 60)
+        wait_until(lambda: "executor_serving" in executor.log, START_SECONDS)
         command = ["conformance", "executor", executor.address, "--scheduler-listen", kit]
         assert run_command([*command, "--only", "stream_of_an_answer", "--only", "health_by_name", *trust]) == 0
 

@@ -17,7 +17,7 @@ from metronome.scheduler.v1 import scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from support.certificates import Authority, tls_flags
 from support.scheduler_process import plan_request, scheduler_process
-from support.services import SCHEDULER, Service, executor_command, started, wait_until
+from support.services import SCHEDULER, START_SECONDS, Service, executor_command, started, wait_until
 
 TIMEOUT_S = 10
 
@@ -116,7 +116,7 @@ def secure_stack(authority: Authority, directory: Path, model: Path) -> Iterator
     with started(directory, [*SCHEDULER, "--port", "0", *scheduler_flags]) as scheduler:
         command = executor_command(model, *tls_flags(identity), *asking, scheduler=[scheduler.address])
         with started(directory, command) as executor:
-            wait_until(lambda: executor.process.poll() is not None or "executor_serving" in executor.log, 60)
+            wait_until(lambda: executor.process.poll() is not None or "executor_serving" in executor.log, START_SECONDS)
             assert executor.process.poll() is None, executor.log
             yield scheduler, executor
 
