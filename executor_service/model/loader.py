@@ -27,6 +27,7 @@ from executor_service.model.loaded import LoadedModel, LoadedTokenizer
 from executor_service.model.quantization import Quantization
 from executor_service.model.shard import WHOLE, Shard, check_can_be_cut, cut
 from executor_service.model.sources import resolve_source
+from executor_service.model.weights import stored_tensors
 
 _GENERATION_CONFIG = "generation_config.json"
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -154,13 +155,14 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     register_paged_attention()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        directory,
-        config=config,
+    with torch.device("meta"):  # which takes no memory
+        outline = AutoModelForCausalLM.from_config(config)
+    loaded: Any = type(outline).from_pretrained(
+        None,
+        config=outline.config,
+        state_dict=stored_tensors(directory),
         dtype=dtype,
         attn_implementation=ATTN_IMPLEMENTATION,
-        use_safetensors=True,
-        local_files_only=True,
         output_loading_info=True,
     )
     model, loading = loaded
