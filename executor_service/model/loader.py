@@ -156,7 +156,7 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
     transformers_logging.enable_propagation()
     register_paged_attention()
     with torch.device("meta"):  # which takes no memory
-        outline = AutoModelForCausalLM.from_config(config)
+        outline = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     loaded: Any = type(outline).from_pretrained(
         None,
         config=outline.config,

@@ -43,7 +43,7 @@ class StoredTensor:
     def to(self, *, device: torch.device | str, dtype: torch.dtype | None) -> torch.Tensor:
         """A tensor in memory of its own, huge pages where it is large. None: the type that it has. Thread-safe."""
         with safe_open(self._file, framework="pt") as file:
-            stored = file.get_tensor(self._name)
+            stored: torch.Tensor = file.get_tensor(self._name)
             if stored.nbytes <= _PIECE_BYTES:
                 return stored.to(device=device, dtype=dtype, copy=True)
             result = torch.empty_like(stored, dtype=dtype)

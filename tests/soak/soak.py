@@ -33,6 +33,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -126,7 +127,7 @@ def main() -> int:
     return 1 if summary["problems"] else 0
 
 
-async def _soak(args: argparse.Namespace, directory: Path, executor: Service, port: str) -> dict[str, object]:
+async def _soak(args: argparse.Namespace, directory: Path, executor: Service, port: str) -> dict[str, Any]:
     rng, seen, memory = random.Random(args.seed), Seen(), Memory()
     started, seconds = time.monotonic(), args.minutes * 60
     numbers = itertools.count()
@@ -251,7 +252,7 @@ async def _call(channel: grpc.aio.Channel, job: Job, seen: Seen) -> None:
             seen.complain(f"{job.request.request_id}: {dict(finished)} of {num_answers} answers ended")
 
 
-async def _meddle(channel: grpc.aio.Channel, stream: grpc.aio.UnaryStreamCall, job: Job) -> None:
+async def _meddle(channel: grpc.aio.Channel, stream: grpc.aio.UnaryStreamCall[Any, Any], job: Job) -> None:
     if job.fate is Fate.LEAVE:
         await asyncio.sleep(job.after_s)
         stream.cancel()
