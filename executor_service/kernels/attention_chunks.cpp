@@ -7,9 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "numbers.h"
 #include "operations.h"
-#include "panels.h"
+#include "steps.h"
 
 namespace {
 
@@ -59,11 +58,11 @@ void pack_values(const Pages& pages, int64_t position, int64_t head_dim, Word* s
 class QueryBlock {
   public:
     explicit QueryBlock(int64_t head_dim)
-        : head_dim_(head_dim), query_(aligned<uint16_t>(kPanel * head_dim)), weights_(aligned<uint16_t>(kPanel * kKeysAtOnce)),
+        : head_dim_(head_dim), query_(aligned<RowNumber>(kPanel * head_dim)), weights_(aligned<RowNumber>(kPanel * kKeysAtOnce)),
           sum_(kPanel * head_dim), scores_(kPanel * kKeysAtOnce) {
         // Tiles multiply all rows; what is in those that nobody adds must be numbers.
-        std::fill_n(query_.get(), kPanel * head_dim, uint16_t{0});
-        std::fill_n(weights_.get(), kPanel * kKeysAtOnce, uint16_t{0});
+        std::fill_n(query_.get(), kPanel * head_dim, RowNumber{0});
+        std::fill_n(weights_.get(), kPanel * kKeysAtOnce, RowNumber{0});
     }
 
     void start() {
@@ -74,7 +73,7 @@ class QueryBlock {
     // A row of D numbers that sees the keys [first_key, stop_key). sink: a score without a value, or null.
     void add_row(const uint16_t* query, int64_t first_key, int64_t stop_key, const float* sink) {
         const int64_t r = num_rows_++;
-        std::copy_n(query, head_dim_, query_.get() + r * head_dim_);
+        to_row(query, query_.get() + r * head_dim_, head_dim_);
         first_key_[r] = first_key;
         stop_key_[r] = stop_key;
         maximum_[r] = sink ? *sink : -std::numeric_limits<float>::infinity();
@@ -107,18 +106,18 @@ class QueryBlock {
     }
 
   private:
-    void product(const uint16_t* rows, int64_t dim, const Word* panel, Sums* sums) const {
+    void product(const RowNumber* rows, int64_t dim, const Word* panel, Sums* sums) const {
         multiply(rows, rows + kTile * dim, num_rows_, panel, true, Ahead{}, dim, sums);
     }
 
-    // Turns the scores of a row into weights in bfloat16, 0 for keys that it does not see.
+    // Turns the scores of a row into weights, 0 for keys that it does not see.
     void weigh(int64_t r, int64_t start, int64_t num_keys, float softcap) {
         float* scores = scores_.data() + r * kKeysAtOnce;
         const int64_t first = std::clamp<int64_t>(first_key_[r] - start, 0, num_keys);
         const int64_t stop = std::clamp<int64_t>(stop_key_[r] - start, first, num_keys);
-        uint16_t* weights = weights_.get() + r * num_keys;
-        std::fill_n(weights, first, uint16_t{0});
-        std::fill_n(weights + stop, num_keys - stop, uint16_t{0});
+        RowNumber* weights = weights_.get() + r * num_keys;
+        std::fill_n(weights, first, RowNumber{0});
+        std::fill_n(weights + stop, num_keys - stop, RowNumber{0});
         if (first == stop) return;
         if (softcap != 0.0f)
             for (int64_t key = first; key < stop; ++key) scores[key] = softcap * std::tanh(scores[key] / softcap);
@@ -131,7 +130,7 @@ class QueryBlock {
             scores[key] = weight;
             mass += weight;
         }
-        for (int64_t key = first; key < stop; ++key) store(reinterpret_cast<bfloat16*>(weights) + key, scores[key]);
+        to_row(scores + first, weights + first, stop - first);
         const float shrink = std::exp(maximum_[r] - highest);
         maximum_[r] = highest;
         mass_[r] = mass_[r] * shrink + mass;
@@ -141,7 +140,7 @@ class QueryBlock {
 
     const int64_t head_dim_;
     int64_t num_rows_ = 0;
-    std::unique_ptr<uint16_t[], Free> query_, weights_;
+    std::unique_ptr<RowNumber[], Free> query_, weights_;
     std::vector<float> sum_, scores_;
     int64_t first_key_[kPanel], stop_key_[kPanel];
     float maximum_[kPanel], mass_[kPanel];

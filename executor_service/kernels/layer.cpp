@@ -9,7 +9,7 @@
 
 namespace {
 
-// A linear layer: products.cpp has the order of its panels.
+// A linear layer: panels.h has the order of its panels.
 struct Linear {
     const Word* panels;
     const float* bias;  // or null

@@ -8,7 +8,7 @@
 
 extern "C" {
 
-// products.cpp
+// linear.cpp
 void linear_bfloat16(const bfloat16* input, const uint32_t* panels, const float* bias, bfloat16* output,
                      int64_t num_tokens, int64_t dim, int64_t num_outputs);
 

@@ -1,4 +1,5 @@
-"""The matrix products of products.cpp as functions over tensors in bfloat16, for processors with AMX or AVX512_BF16.
+"""The matrix products of linear.cpp and head.cpp as functions over tensors in bfloat16, for processors with AMX or
+AVX512_BF16.
 
 Legend: T tokens, I inputs, O outputs.
 """
@@ -15,6 +16,7 @@ from executor_service.huge_pages import Arena
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "pack_bfloat16": [_POINTER] * 2 + [_SIZE] * 2,
+    "unpack_rows_bfloat16": [_POINTER] * 3 + [_SIZE] * 2,
     "linear_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
     "largest_logits_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
 }
@@ -62,6 +64,24 @@ class Products:
         self._library.pack_bfloat16(weight.data_ptr(), panels.data_ptr(), num_outputs, num_inputs)
         return PackedWeight(panels=panels, num_inputs=num_inputs, num_outputs=num_outputs)
 
+    @staticmethod
+    def can_pack_in_place(weight: torch.Tensor) -> bool:
+        """Whether a weight [O, I] has a shape, type and layout that `pack_in_place` takes."""
+        return Products.can_pack(weight) and weight.shape[0] % _PANEL == 0 and weight.is_contiguous()
+
+    def pack_in_place(self, weight: torch.Tensor) -> PackedWeight:
+        """The same in the memory of the weight, whose rows are gone then: `rows` has them."""
+        num_outputs, num_inputs = weight.shape
+        self._library.pack_bfloat16(weight.data_ptr(), weight.data_ptr(), num_outputs, num_inputs)
+        return PackedWeight(panels=weight.view(-1), num_inputs=num_inputs, num_outputs=num_outputs)
+
+    def rows(self, weight: PackedWeight, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows of a weight as they were before it was packed; numbers [T] int64, less than O. Returns [T, I]."""
+        numbers = numbers.contiguous()
+        rows = weight.panels.new_empty(len(numbers), weight.num_inputs)
+        self._library.unpack_rows_bfloat16(weight.panels.data_ptr(), numbers.data_ptr(), rows.data_ptr(), *rows.shape)
+        return rows
+
     def linear(self, states: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """states [..., I]; bias [O] float32. Returns [..., O]: products and bias summed in float32, rounded once."""
         states = states.contiguous()
@@ -77,25 +97,19 @@ class Products:
         )
         return output
 
-    @staticmethod
-    def can_find_largest(weight: torch.Tensor) -> bool:
-        """Whether an output head [V, I] has a shape and type that `largest_logits` takes."""
-        sizes_fit = weight.shape[0] % _PANEL == 0 and weight.shape[1] % _PANEL == 0
-        return weight.dtype is torch.bfloat16 and weight.is_contiguous() and sizes_fit
-
-    def largest_logits(self, states: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """states [T, I], weight [V, I]. The id of the largest logit in bfloat16 of each, [T] int64, the lowest among
-        equals, and that logit [T] float32: a NaN where any of the row is one.
+    def largest_logits(self, states: torch.Tensor, weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+        """states [T, I]; O is a multiple of 32. The output of the largest logit in bfloat16 of each, [T] int64, the
+        lowest among equals, and that logit [T] float32: a NaN where any of the row is one.
         """
         states = states.contiguous()
         token_ids = torch.empty(len(states), dtype=torch.int64)
         maxima = torch.empty(len(states), dtype=torch.float32)
         self._library.largest_logits_bfloat16(
             states.data_ptr(),
-            weight.data_ptr(),
+            weight.panels.data_ptr(),
             token_ids.data_ptr(),
             maxima.data_ptr(),
             *states.shape,
-            weight.shape[0],
+            weight.num_outputs,
         )
         return token_ids, maxima

@@ -2,7 +2,7 @@
 
 - Linear layers in bfloat16 multiply by weights that are packed beforehand, for our own kernel where the processor has
   an instruction for it (AMX, AVX512_BF16), else for oneDNN, which packs them in every call otherwise.
-- The output head stays as it is where `greedy_head.py` uses it: it may be the table of embeddings too.
+- The output head is packed too, where it lies, and keeps no logits that nobody asks for (`greedy_head.py`).
 - Attention has one product for queries, keys and values, and one kernel up to the cache (`fused_attention.py`). Where
   that does not fit, rotary embedding alone is a kernel.
 - RMS normalisation and the gate of a feed-forward are one kernel each, not up to ten operations.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,13 +43,12 @@ def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -
     Returns the head for tokens that are the largest logits, if the model's is one.
     """
     with torch.inference_mode():
-        greedy_head = GreedyHead.of(model, kernels.products) if packs_weights else None
+        greedy_head = GreedyHead.take_over(model, kernels.products) if packs_weights else None
         _replace(model, lambda module: _attention_maker(module, kernels))
         _replace(model, lambda module: _gated_feed_forward_maker(module, kernels))
         _replace(model, lambda module: _norm_maker(module, kernels))
         if packs_weights:
-            kept = {model.get_output_embeddings()} if greedy_head is not None else set()  # type: ignore[operator]
-            _replace(model, lambda module: _linear_maker(module, kernels), but=kept)
+            _replace(model, lambda module: _linear_maker(module, kernels))
         _fuse_rotary(model, kernels)
         _replace(model, lambda module: _layer_maker(module, kernels))
     return greedy_head
@@ -59,15 +58,11 @@ def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -
 _Maker = Callable[[Any], nn.Module]
 
 
-def _replace(
-    model: nn.Module, find_maker: Callable[[nn.Module], _Maker | None], *, but: Set[nn.Module] = frozenset()
-) -> None:
+def _replace(model: nn.Module, find_maker: Callable[[nn.Module], _Maker | None]) -> None:
     """Modules of one class compute alike, so the first of each decides for all."""
     makers: dict[type, _Maker | None] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child in but:
-                continue
             if type(child) not in makers:
                 makers[type(child)] = find_maker(child)
             maker = makers[type(child)]
@@ -91,7 +86,7 @@ def _linear_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
 
     def make(linear: nn.Linear) -> nn.Module:
         if products.can_pack(linear.weight):
-            return PanelLinear(linear, products)
+            return PanelLinear.of(linear, products)
         return linear if to_onednn is None else to_onednn(linear)
 
     return make

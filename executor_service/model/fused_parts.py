@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from executor_service.kernels.cpu import CpuKernels, Gate
-from executor_service.kernels.products import Products
+from executor_service.kernels.products import PackedWeight, Products
 
 
 class PackedLinear(nn.Module):
@@ -30,14 +30,40 @@ class PackedLinear(nn.Module):
 class PanelLinear(nn.Module):
     """A linear layer whose weight is packed for our own products. `weight` is gone, as in PackedLinear."""
 
-    def __init__(self, linear: nn.Linear, products: Products) -> None:
+    def __init__(self, packed: PackedWeight, bias: torch.Tensor | None, products: Products) -> None:
+        """bias [O], or None."""
         super().__init__()
         self._products = products
-        self.packed = products.pack(linear.weight.detach())
-        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.packed = packed
+        self.bias = None if bias is None else bias.detach().float()
+
+    @classmethod
+    def of(cls, linear: nn.Linear, products: Products) -> PanelLinear:
+        return cls(products.pack(linear.weight.detach()), linear.bias, products)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return self._products.linear(states, self.packed, self.bias)
+
+
+class PanelEmbedding(nn.Module):
+    """An embedding whose table is packed, since it is the output head too. What the original does with rows that it has
+    looked up it does still: it is given a table of these rows alone.
+    """
+
+    def __init__(self, embedding: nn.Embedding, packed: PackedWeight, products: Products) -> None:
+        super().__init__()
+        self.num_embeddings = embedding.num_embeddings
+        embedding.weight = nn.Parameter(embedding.weight.detach()[:0], requires_grad=False)
+        embedding.padding_idx = None  # of gradients alone
+        self._embedding = embedding
+        self._packed = packed
+        self._products = products
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows = self._products.rows(self._packed, token_ids.flatten())
+        self._embedding.weight = nn.Parameter(rows, requires_grad=False)
+        states: torch.Tensor = self._embedding(torch.arange(len(rows)).view_as(token_ids))
+        return states
 
 
 class FusedNorm(nn.Module):

@@ -2,6 +2,8 @@
 
 The logits of a pass over 64 requests are 33 MB for a vocabulary of 262,144, written once and read once. Most requests
 want one number of them: the kernel keeps the largest while it multiplies. Its sums do not depend on who shares a pass.
+
+The weight is packed where it lies. Where it is the table of embeddings too, these are looked up in what was packed.
 """
 
 from __future__ import annotations
@@ -12,35 +14,47 @@ import torch
 from torch import nn
 
 from executor_service.huge_pages import ask_for_huge_pages
-from executor_service.kernels.products import Products
+from executor_service.kernels.products import PackedWeight, Products
+from executor_service.model.fused_parts import PanelEmbedding, PanelLinear
 
 
 class GreedyHead:
     """The head of a causal model whose logits are its products with the last hidden states and nothing else."""
 
-    def __init__(self, head: nn.Linear, products: Products) -> None:
-        self._head = head
+    def __init__(self, packed: PackedWeight, products: Products) -> None:
+        self._packed = packed
         self._products = products
 
     @classmethod
-    def of(cls, model: Any, products: Products | None) -> GreedyHead | None:
-        """None where the kernel cannot compute the head, or the model does more to its logits than that."""
+    def take_over(cls, model: Any, products: Products | None) -> GreedyHead | None:
+        """Pack the head of a model in place, and put modules that know of it where the model reads it.
+
+        None, and all is as it was, where the kernel cannot compute the head or the model does more to its logits than
+        that.
+        """
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
         if products is None or type(head) is not nn.Linear or head.bias is not None:
             return None
-        if not products.can_find_largest(head.weight) or not _logits_are_products(model, head):
+        if not products.can_pack_in_place(head.weight) or not _logits_are_products(model, head):
+            return None
+        embedding = model.get_input_embeddings()
+        is_table = embedding.weight is head.weight
+        if is_table and not isinstance(embedding, nn.Embedding):
             return None
         ask_for_huge_pages(head.weight, is_filled=True)
-        return cls(head, products)
+        packed = products.pack_in_place(head.weight.detach())
+        if is_table:
+            model.set_input_embeddings(PanelEmbedding(embedding, packed, products))
+        model.set_output_embeddings(PanelLinear(packed, None, products))
+        return cls(packed, products)
 
     def largest(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """states [S, hidden]. Ids and values [S] of the largest logits, as `argmax_rows` gives them of all logits."""
-        return self._products.largest_logits(states, self._head.weight)
+        return self._products.largest_logits(states, self._packed)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """states [S, hidden]. All logits [S, V]."""
-        logits: torch.Tensor = self._head(states)
-        return logits
+        return self._products.linear(states, self._packed, None)
 
 
 def _logits_are_products(model: Any, head: nn.Linear) -> bool:

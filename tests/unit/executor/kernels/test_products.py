@@ -14,9 +14,15 @@ from executor_service.kernels.products import Products
 from support.kernels import compiled_kernels
 
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+# What a processor would not choose for itself is right on it, too.
+BUILDS = {
+    "best": (),
+    "pairs": (*WITHOUT_TILES, "-DMETRONOME_MULTIPLIES_PAIRS"),
+    "floats": (*WITHOUT_TILES, "-DMETRONOME_MULTIPLIES_FLOATS"),
+}
 
 
-@pytest.fixture(scope="module", params=["best", "without tiles"])
+@pytest.fixture(scope="module", params=BUILDS)
 def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Products:
     found = compiled_kernels(torch.bfloat16).products
     if found is None:
@@ -24,8 +30,9 @@ def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "best":
         return found
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "SOURCES", (Path(building.__file__).with_name("products.cpp"),))
-        patch.setattr(building, "FLAGS", (*building.FLAGS, *WITHOUT_TILES))
+        sources = (Path(building.__file__).with_name(name) for name in ("pack.cpp", "linear.cpp", "head.cpp"))
+        patch.setattr(building, "SOURCES", tuple(sources))
+        patch.setattr(building, "FLAGS", (*building.FLAGS, *BUILDS[request.param]))
         found = Products.of(ctypes.CDLL(str(build(tmp_path_factory.mktemp("kernels"), print))))
     assert found is not None
     assert not found.uses_tiles
@@ -73,13 +80,25 @@ def test_rows_of_a_linear_layer_do_not_depend_on_others(products: Products) -> N
 @pytest.mark.parametrize("shape", [(24, 64), (32, 40)])
 def test_shapes_that_no_panel_holds_are_left_to_others(shape: tuple[int, int], products: Products) -> None:
     assert not products.can_pack(numbers(*shape))
-    assert not products.can_find_largest(numbers(*shape))
+    assert not products.can_pack_in_place(numbers(*shape))
+
+
+def test_a_weight_that_is_packed_in_place_is_the_same_and_its_rows_can_be_looked_up(products: Products) -> None:
+    weight = numbers(96, 640)
+    packed = products.pack(weight)
+    taken = weight.clone()
+    in_place = products.pack_in_place(taken)
+    assert in_place.panels.data_ptr() == taken.data_ptr()
+    assert torch.equal(in_place.panels, packed.panels)
+    wanted = torch.tensor([0, 95, 31, 32, 31, 17])
+    assert torch.equal(products.rows(in_place, wanted), weight[wanted])
+    assert products.rows(in_place, wanted[:0]).shape == (0, 640)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, 8, 9, 16, 17, 32, 50, 64])
 def test_the_largest_logits_are_those_of_all_logits(num_tokens: int, products: Products) -> None:
     states, weight = numbers(num_tokens, 128), numbers(4096, 128, seed=1)
-    token_ids, maxima = products.largest_logits(states, weight)
+    token_ids, maxima = products.largest_logits(states, products.pack(weight))
     logits = products.linear(states, products.pack(weight), None)  # the same sums
     assert torch.equal(token_ids, logits.float().argmax(dim=-1))
     assert torch.equal(maxima, logits.float().amax(dim=-1) if num_tokens else torch.empty(0))
@@ -87,11 +106,11 @@ def test_the_largest_logits_are_those_of_all_logits(num_tokens: int, products: P
 
 def test_a_logit_does_not_depend_on_how_many_tokens_there_are(products: Products) -> None:
     states, weight = numbers(40, 640), numbers(4096, 640, seed=1)
-    token_ids, maxima = products.largest_logits(states, weight)
     packed = products.pack(weight)
+    token_ids, maxima = products.largest_logits(states, packed)
     rows = products.linear(states, packed, None)
     for count in (1, 3, 8, 9, 17):
-        fewer_ids, fewer = products.largest_logits(states[:count], weight)
+        fewer_ids, fewer = products.largest_logits(states[:count], packed)
         assert torch.equal(fewer_ids, token_ids[:count])
         assert torch.equal(fewer, maxima[:count])
         assert torch.equal(products.linear(states[:count], packed, None), rows[:count])
@@ -102,11 +121,15 @@ def test_the_lowest_id_is_taken_among_logits_that_are_equal_in_bfloat16(products
     weight = torch.zeros(8192, 32, dtype=torch.bfloat16)
     for token_id, excess in ((5, 0.0), (7, 0.001), (30, 0.0), (4000, 0.002), (8191, 0.003)):
         weight[token_id, 0], weight[token_id, 1] = 1.0, excess
-    token_ids, maxima = products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), weight)
+    token_ids, maxima = products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), products.pack(weight))
     assert token_ids.tolist() == [5, 5, 5]
     assert maxima.tolist() == [1.0, 1.0, 1.0]
     weight[5, 0] = 0.5
-    assert products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), weight)[0].tolist() == [7, 7, 7]
+    assert products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), products.pack(weight))[0].tolist() == [
+        7,
+        7,
+        7,
+    ]
 
 
 def test_logits_that_are_no_numbers_are_told_of_their_row_alone(products: Products) -> None:
@@ -114,10 +137,10 @@ def test_logits_that_are_no_numbers_are_told_of_their_row_alone(products: Produc
     weight[:, 0] = 1.0
     states = numbers(5, 32, seed=1)
     states[1, 3], states[2, 0], states[3, 0] = float("nan"), float("inf"), float("-inf")
-    token_ids, maxima = products.largest_logits(states, weight)
+    token_ids, maxima = products.largest_logits(states, products.pack(weight))
     assert maxima[1].isnan()
     assert maxima[2:4].tolist() == [float("inf"), float("-inf")]
-    alone = products.largest_logits(states[[0, 4]], weight)
+    alone = products.largest_logits(states[[0, 4]], products.pack(weight))
     assert torch.equal(token_ids[[0, 4]], alone[0])
     assert torch.equal(maxima[[0, 4]], alone[1])
 
@@ -125,4 +148,4 @@ def test_logits_that_are_no_numbers_are_told_of_their_row_alone(products: Produc
 def test_one_token_whose_logit_is_no_number_spoils_its_row(products: Products) -> None:
     weight = numbers(64, 32)
     weight[40, 3] = float("nan")
-    assert products.largest_logits(numbers(2, 32, seed=1), weight)[1].isnan().all()
+    assert products.largest_logits(numbers(2, 32, seed=1), products.pack(weight))[1].isnan().all()

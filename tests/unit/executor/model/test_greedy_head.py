@@ -34,10 +34,8 @@ def loaded() -> LoadedModel:
     return replace(tiny_model("tiny-gemma3"), model=model, dtype=torch.bfloat16, kernels=kernels, greedy_head=head)
 
 
-def run(loaded: LoadedModel, sampling: SamplingBatch, *, poisoned: bool = False) -> tuple[list[int], Any]:
+def run(loaded: LoadedModel, sampling: SamplingBatch) -> tuple[list[int], Any]:
     batch = _batch(len(sampling))
-    if poisoned:
-        batch.token_ids[0] = VOCAB_SIZE - 1
     spec = KVCacheSpec.from_config(loaded.config, block_size=4, dtype=loaded.dtype)
     result = ModelRunner(loaded, KVCache(spec, num_blocks=16, num_swap_blocks=0)).execute(batch, sampling)
     return result.next_token_ids.tolist(), result.logprobs
@@ -68,22 +66,48 @@ def test_those_that_need_logits_share_a_pass_with_those_that_do_not(loaded: Load
     assert logprobs.top_token_ids.tolist() == expected.top_token_ids.tolist()
 
 
-def test_a_row_that_is_no_number_is_flagged_alone(loaded: LoadedModel) -> None:
+def test_rows_that_are_no_numbers_are_flagged(loaded: LoadedModel) -> None:
+    """The table is the head too, so everybody's last logit is no number; but only then."""
     expected, _ = run(loaded, greedy(3))
-    with torch.no_grad():
-        loaded.model.model.embed_tokens.weight[VOCAB_SIZE - 1] = float("nan")
-    # The table is the head too, so everybody's last logit is no number; but only then.
-    assert run(loaded, greedy(3), poisoned=True)[0] == [NOT_SAMPLED] * 3
-    with torch.no_grad():
-        loaded.model.model.embed_tokens.weight[VOCAB_SIZE - 1] = 0.0
+    panels = loaded.model.get_output_embeddings().packed.panels
+    last = panels[-1].clone()  # of the last entry of the vocabulary
+    panels[-1] = float("nan")
+    assert run(loaded, greedy(3))[0] == [NOT_SAMPLED] * 3
+    panels[-1] = last
     assert run(loaded, greedy(3))[0] == expected
+
+
+def test_a_table_that_is_the_head_too_is_looked_up_as_it_was(loaded: LoadedModel) -> None:
+    ids = torch.tensor([[0, 31, 32, VOCAB_SIZE - 1, 31]])
+    original = causal_model("tiny-gemma3", vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
+    expected = original.get_input_embeddings()(ids)  # with the factor that this model has
+    table = loaded.model.get_input_embeddings()
+    assert table.num_embeddings == VOCAB_SIZE
+    assert torch.equal(table(ids), expected)
+    assert torch.equal(table(ids[:, :1]), expected[:, :1])
+
+
+def test_a_head_of_its_own_leaves_the_table_alone() -> None:
+    kernels = compiled_kernels(torch.bfloat16)
+    if kernels.products is None:
+        pytest.skip("this processor has no instruction for products in bfloat16")
+    model = causal_model("tiny-llama", vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+    table = model.get_input_embeddings()
+    states = torch.randn(3, model.config.hidden_size).bfloat16()
+    expected = model.get_output_embeddings()(states)
+    head = fuse(model, kernels)
+    assert head is not None
+    assert model.get_input_embeddings() is table
+    assert torch.equal(head.logits(states), model.get_output_embeddings()(states))
+    assert torch.allclose(head.logits(states).float(), expected.float(), rtol=2**-7, atol=2**-7)
 
 
 def test_logits_that_are_changed_after_the_product_are_all_computed() -> None:
     products = compiled_kernels(torch.bfloat16).products
     capped = causal_model("tiny-gemma2", vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
     assert capped.config.final_logit_softcapping
-    assert GreedyHead.of(capped, products) is None
+    assert GreedyHead.take_over(capped, products) is None
     assert "forward" not in vars(capped.base_model), "the trial must leave nothing behind"
     odd_size = causal_model("tiny-llama", vocab_size=300, dtype=torch.bfloat16)
-    assert GreedyHead.of(odd_size, products) is None
+    assert GreedyHead.take_over(odd_size, products) is None

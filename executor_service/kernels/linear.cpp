@@ -1,0 +1,60 @@
+// Linear layers in bfloat16: tokens are the rows of the product, weights are its panels, packed once. Where the processor has
+// no instruction for bfloat16 the library lacks these functions, and the caller uses oneDNN's.
+
+#ifdef __AVX512BF16__
+
+#include "operations.h"
+#include "rows.h"
+
+namespace {
+
+inline __m256i to_bfloat16(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
+
+}  // namespace
+
+extern "C" {
+
+int32_t uses_tiles() { return tiles_are_granted(); }
+
+// input [num_tokens, dim], packed weight [num_outputs, dim], bias [num_outputs] or null, output [num_tokens, num_outputs];
+// dim a multiple of 32, num_outputs of 16.
+void linear_bfloat16(const bfloat16* input, const Word* panels, const float* bias, bfloat16* output, int64_t num_tokens,
+                     int64_t dim, int64_t num_outputs) {
+    const Rows rows(bits_of(input), num_tokens, dim);
+    const int64_t num_tiles = rows.num_tiles(), num_panels = (num_outputs + kPanel - 1) / kPanel;
+    const int64_t tiles_at_once = std::max<int64_t>(4, kNumbersInCache / dim / kPanel * 2);
+    const int64_t num_blocks = (num_tiles + tiles_at_once - 1) / tiles_at_once;
+    tiles_are_granted();
+#pragma omp parallel
+    {
+        [[maybe_unused]] const Tiles tiles;
+        Sums sums;
+#pragma omp for schedule(dynamic, 2)
+        for (int64_t task = 0; task < num_blocks * num_panels; ++task) {
+            const int64_t panel = task % num_panels, first = task / num_panels * tiles_at_once;
+            const int64_t stop = std::min(num_tiles, first + tiles_at_once), column = panel * kPanel;
+            const Word* columns = panels + panel * kTile * dim;
+            const bool both_columns = column + kTile < num_outputs;
+            const __m512 low_bias = bias ? _mm512_loadu_ps(bias + column) : _mm512_setzero_ps();
+            const __m512 high_bias = bias && both_columns ? _mm512_loadu_ps(bias + column + kTile) : _mm512_setzero_ps();
+            for (int64_t t = first; t < stop; t += 2) {
+                // What follows this panel, this one too where it has just begun.
+                const Ahead ahead = {t == first ? columns + kPrefetchWords : nullptr, true};
+                const int64_t count = std::min(std::min(stop - t, int64_t{2}) * kTile, num_tokens - t * kTile);
+                const RowNumber* high = count > kTile ? rows.tile(t + 1) : nullptr;
+                multiply(rows.tile(t), high, count, columns, both_columns, ahead, dim, &sums);
+                for (int64_t r = 0; r < count; ++r) {
+                    uint16_t* target = bits_of(output) + (t * kTile + r) * num_outputs + column;
+                    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums.of[r]), low_bias);
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), to_bfloat16(low));
+                    if (!both_columns) continue;
+                    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums.of[r] + kTile), high_bias);
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + kTile), to_bfloat16(high));
+                }
+            }
+        }
+    }
+}
+}
+
+#endif

@@ -1,0 +1,136 @@
+// Products by AVX-512: eight rows by 32 columns at once.
+//
+// AMD's processors multiply pairs of bfloat16 at the pace of single floats (AVX512_BF16), Intel's at a quarter of it: there
+// each number is widened to a float, and multiplied as one, which takes 0.6 of the time.
+
+#pragma once
+
+#ifdef __AVX512BF16__
+
+#include "numbers.h"
+#include "panels.h"
+
+// Beside tiles pairs too: their rows are not widened. Compilers that do not know a processor of AMD take it for an older one.
+#if !defined(METRONOME_MULTIPLIES_FLOATS) && \
+    (defined(__AMX_BF16__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
+#define METRONOME_MULTIPLIES_PAIRS
+#endif
+
+namespace {
+
+#ifdef METRONOME_MULTIPLIES_PAIRS
+
+using RowNumber = uint16_t;
+
+inline void to_row(const uint16_t* numbers, RowNumber* row, int64_t count) { std::copy_n(numbers, count, row); }
+inline void to_row(const float* numbers, RowNumber* row, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) store(reinterpret_cast<bfloat16*>(row) + i, numbers[i]);
+}
+
+// A pair of numbers of each of 16 columns.
+struct Columns {
+    __m512bh pairs;
+
+    Columns() = default;
+    explicit Columns(const Word* words) : pairs((__m512bh)_mm512_load_si512(words)) {}
+    // With their products by a pair of a row.
+    __m512 add_to(__m512 sums, const RowNumber* row) const {
+        Word pair;
+        std::memcpy(&pair, row, sizeof(pair));
+        return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)), pairs);
+    }
+};
+
+#else
+
+using RowNumber = float;
+
+inline void to_row(const uint16_t* numbers, RowNumber* row, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        const Word bits = static_cast<Word>(numbers[i]) << 16;
+        std::memcpy(row + i, &bits, sizeof(bits));
+    }
+}
+inline void to_row(const float* numbers, RowNumber* row, int64_t count) { std::copy_n(numbers, count, row); }
+
+struct Columns {
+    __m512 even, odd;
+
+    Columns() = default;
+    explicit Columns(const Word* words) {
+        const __m512i pairs = _mm512_load_si512(words);
+        even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+        odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+    }
+    __m512 add_to(__m512 sums, const RowNumber* row) const {
+        return _mm512_fmadd_ps(_mm512_set1_ps(row[1]), odd, _mm512_fmadd_ps(_mm512_set1_ps(row[0]), even, sums));
+    }
+};
+
+#endif
+
+// Sixteen sums at once, as many as it takes to keep both units of the processor busy while each sum waits for itself:
+// eight rows by 32 columns, or sixteen rows by 16. Fewer rows where there are fewer.
+template <bool kBothColumns>
+constexpr int64_t kVectorRows = kBothColumns ? 8 : 16;
+
+template <bool kBothColumns, int64_t kRows>
+void multiply_vectors(const RowNumber* rows, const Word* panel, const char* ahead, int64_t num_lines, int64_t dim,
+                      float (*sums)[kPanel]) {
+    __m512 low[kRows], high[kBothColumns ? kRows : 1];
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < kRows; ++r) {
+        low[r] = _mm512_setzero_ps();
+        if constexpr (kBothColumns) high[r] = _mm512_setzero_ps();
+    }
+    for (int64_t step = 0; step < dim; step += kStep, panel += 2 * kTile * kTile) {
+        for (int64_t k = 0; k < kStep / 2; ++k) {
+            // A few at a time: lines on their way from memory are few, and those of the panel itself are among them.
+            for (int64_t line = k * num_lines / (kStep / 2); line < (k + 1) * num_lines / (kStep / 2); ++line)
+                prefetch(ahead + (step / kStep * num_lines + line) * 64);
+            const Columns first(panel + k * kTile);
+            [[maybe_unused]] Columns second;
+            if constexpr (kBothColumns) second = Columns(panel + kTile * kTile + k * kTile);
+#pragma GCC unroll 16
+            for (int64_t r = 0; r < kRows; ++r) {
+                const RowNumber* row = rows + r * dim + step + 2 * k;
+                low[r] = first.add_to(low[r], row);
+                if constexpr (kBothColumns) high[r] = second.add_to(high[r], row);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < kRows; ++r) {
+        _mm512_store_ps(sums[r], low[r]);
+        if constexpr (kBothColumns) _mm512_store_ps(sums[r] + kTile, high[r]);
+    }
+}
+
+// The first `num_rows` rows, or kVectorRows if there are more.
+template <bool kBothColumns, int64_t kRows = kVectorRows<kBothColumns>>
+void multiply_some(const RowNumber* rows, int64_t num_rows, const Word* panel, const char* ahead, int64_t num_lines,
+                   int64_t dim, float (*sums)[kPanel]) {
+    if constexpr (kRows > 1)
+        if (num_rows < kRows)
+            return multiply_some<kBothColumns, kRows - 1>(rows, num_rows, panel, ahead, num_lines, dim, sums);
+    multiply_vectors<kBothColumns, kRows>(rows, panel, ahead, num_lines, dim, sums);
+}
+
+template <bool kBothColumns>
+void multiply_all(const RowNumber* low, const RowNumber* high, int64_t num_rows, const Word* panel, Ahead ahead, int64_t dim,
+                  Sums* sums) {
+    constexpr int64_t kRows = kVectorRows<kBothColumns>;
+    const int64_t num_times = ahead.is_soon ? 1 : (num_rows + kRows - 1) / kRows;
+    const int64_t share = kStep / num_times;
+    const char* from = static_cast<const char*>(ahead.from);
+    for (int64_t r = 0; r < num_rows; r += kRows) {
+        const int64_t num_lines = ahead.from == nullptr || r / kRows >= num_times ? 0 : share;
+        multiply_some<kBothColumns>(r < kTile ? low + r * dim : high + (r - kTile) * dim, num_rows - r, panel, from,
+                                    num_lines, dim, sums->of + r);
+        from += num_lines * dim * 2;
+    }
+}
+
+}  // namespace
+
+#endif
