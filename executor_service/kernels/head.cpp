@@ -19,7 +19,9 @@ void see(const Rows& tokens, const Word* panel, int64_t entry, int64_t num_token
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(kTile));
     for (int64_t t = 0; t < tokens.num_tiles(); t += 2) {
         const int64_t first = t * kTile, count = std::min(kPanel, num_tokens - first);
-        const Ahead ahead = {t == 0 ? panel + kPrefetchWords : nullptr, true};
+        // All of a panel's rows fetch the panel that follows, or the first eight what follows in this one.
+        const bool is_soon = num_tokens <= kTile / 2;
+        const Ahead ahead = {t == 0 ? panel + (is_soon ? kPrefetchWords : kTile * dim) : nullptr, is_soon};
         multiply(tokens.tile(t), count > kTile ? tokens.tile(t + 1) : nullptr, count, panel, true, ahead, dim, sums);
         for (int64_t r = 0; r < count; ++r) {
             largest[first + r].see(_mm512_load_ps(sums->of[r]), low);

@@ -116,9 +116,73 @@ void multiply_some(const RowNumber* rows, int64_t num_rows, const Word* panel, c
     multiply_vectors<kBothColumns, kRows>(rows, panel, ahead, num_lines, dim, sums);
 }
 
+#ifndef METRONOME_MULTIPLIES_PAIRS
+
+constexpr int64_t kSlab = 128;  // numbers along K of a slab: with a step's rows it stays in the first-level cache
+
+// Up to eight rows by a slab [size][32] of columns that are widened. What it sums is added where the slab is not the first.
+template <int64_t kRows = 8>
+void multiply_slab(const RowNumber* rows, int64_t num_rows, const float* slab, int64_t size, int64_t dim, bool is_first,
+                   float (*sums)[kPanel]) {
+    if constexpr (kRows > 1)
+        if (num_rows < kRows) return multiply_slab<kRows - 1>(rows, num_rows, slab, size, dim, is_first, sums);
+    __m512 low[kRows], high[kRows];
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+        low[r] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums[r]);
+        high[r] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums[r] + kTile);
+    }
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < size; ++k) {
+        const __m512 first = _mm512_load_ps(slab + k * kPanel), second = _mm512_load_ps(slab + k * kPanel + kTile);
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < kRows; ++r) {
+            const __m512 row = _mm512_set1_ps(rows[r * dim + k]);
+            low[r] = _mm512_fmadd_ps(row, first, low[r]);
+            high[r] = _mm512_fmadd_ps(row, second, high[r]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+        _mm512_store_ps(sums[r], low[r]);
+        _mm512_store_ps(sums[r] + kTile, high[r]);
+    }
+}
+
+// Both halves of a panel's numbers [start, start + size) along K, as floats.
+inline void widen(const Word* panel, int64_t start, int64_t size, float* slab) {
+    for (int64_t k = start; k < start + size; k += 2, slab += 2 * kPanel) {
+        const Word* words = panel + k / kStep * 2 * kTile * kTile + k % kStep / 2 * kTile;
+        const Columns first(words), second(words + kTile * kTile);
+        _mm512_store_ps(slab, first.even);
+        _mm512_store_ps(slab + kTile, second.even);
+        _mm512_store_ps(slab + kPanel, first.odd);
+        _mm512_store_ps(slab + kPanel + kTile, second.odd);
+    }
+}
+
+// Many rows by a panel that is in the cache: it is widened once for all of them, and not once for each eight.
+inline void multiply_slabs(const RowNumber* low, const RowNumber* high, int64_t num_rows, const Word* panel, int64_t dim,
+                           Sums* sums) {
+    alignas(64) float slab[kSlab * kPanel];
+    for (int64_t start = 0; start < dim; start += kSlab) {
+        const int64_t size = std::min(kSlab, dim - start);
+        widen(panel, start, size, slab);
+        for (int64_t r = 0; r < num_rows; r += 8)
+            multiply_slab((r < kTile ? low + r * dim : high + (r - kTile) * dim) + start, num_rows - r, slab, size, dim,
+                          start == 0, sums->of + r);
+    }
+}
+
+#endif
+
 template <bool kBothColumns>
 void multiply_all(const RowNumber* low, const RowNumber* high, int64_t num_rows, const Word* panel, Ahead ahead, int64_t dim,
                   Sums* sums) {
+#ifndef METRONOME_MULTIPLIES_PAIRS
+    if (kBothColumns && num_rows > kTile && ahead.from == nullptr)
+        return multiply_slabs(low, high, num_rows, panel, dim, sums);
+#endif
     constexpr int64_t kRows = kVectorRows<kBothColumns>;
     const int64_t num_times = ahead.is_soon ? 1 : (num_rows + kRows - 1) / kRows;
     const int64_t share = kStep / num_times;
