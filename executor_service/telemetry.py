@@ -43,6 +43,8 @@ class EngineLog:
             num_decode_tokens=record.num_decode_tokens,
             num_draft_tokens=record.num_draft_tokens,
             num_accepted_draft_tokens=record.num_accepted_draft_tokens,
+            num_kv_tokens=record.num_kv_tokens,
+            num_chunk_kv_tokens=record.num_chunk_kv_tokens,
             num_running=record.num_running,
             num_waiting=record.num_waiting,
             plan_source=record.plan_source.name,

@@ -1,19 +1,18 @@
 """A few passes before the first request: libraries make their first calls, and it is measured what a pass costs.
 
 A plan bounds prefills by what decodes would take without them, so a scheduler has to know the costs from the first pass
-on; once requests run, `engine/latency.py` corrects them. The passes differ in what they hold: decodes by number and
-context, a chunk by length. Nothing that they write in the cache is ever read: its blocks are free, and a request writes
-each slot before it reads it.
+on; once requests run, `engine/latency.py` corrects them. What the passes hold: `engine/first_passes.py`. Nothing that
+they write in the cache is ever read: its blocks are free, and a request writes each slot before it reads it.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from executor_service.engine.device import Runner
+from executor_service.engine.first_passes import FirstPass, first_passes
 from executor_service.engine.latency import MeasuredPass
 from executor_service.engine.limits import Limits
 from executor_service.model.batch import RaggedBatch
@@ -23,55 +22,22 @@ from executor_service.sampling.sampler import SamplingBatch
 REPETITIONS = 2  # the first meets shapes that no library has seen; the lesser time counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """So many decodes of so long a context, or a chunk of so many tokens."""
-
-    num_decodes: int = 0
-    context_len: int = 0
-    num_prefill_tokens: int = 0
-
-
-_SHAPES = (
-    _Shape(num_decodes=1, context_len=16),
-    _Shape(num_decodes=32, context_len=16),
-    _Shape(num_decodes=16, context_len=512),
-    _Shape(num_prefill_tokens=32),
-    _Shape(num_prefill_tokens=256),
-)
-
-
 def run_first_passes(runner: Runner, limits: Limits) -> tuple[MeasuredPass, ...]:
     """Run and measure each kind of pass, as large as the limits let it be. The cache holds nothing yet."""
-    return tuple(_measure(runner, _within(shape, limits), limits) for shape in _SHAPES)
+    return tuple(_measure(runner, shape, limits) for shape in first_passes(limits))
 
 
-def _within(shape: _Shape, limits: Limits) -> _Shape:
-    room = min(limits.num_blocks * limits.block_size, limits.max_model_len)
-    budget = limits.max_num_batched_tokens
-    return _Shape(
-        num_decodes=min(shape.num_decodes, limits.max_num_seqs, budget),
-        context_len=min(shape.context_len, room),
-        num_prefill_tokens=min(shape.num_prefill_tokens, room, budget),
-    )
-
-
-def _measure(runner: Runner, shape: _Shape, limits: Limits) -> MeasuredPass:
+def _measure(runner: Runner, shape: FirstPass, limits: Limits) -> MeasuredPass:
     batch, sampling = _pass_of(shape, limits)
     times_us = []
     for _ in range(REPETITIONS):
         started = time.perf_counter_ns()
         runner.execute(batch, sampling)
         times_us.append((time.perf_counter_ns() - started) // 1000)
-    return MeasuredPass(
-        num_prefill_tokens=shape.num_prefill_tokens,
-        num_decodes=shape.num_decodes,
-        num_kv_tokens=shape.num_decodes * shape.context_len,
-        time_us=min(times_us),
-    )
+    return shape.measured(min(times_us))
 
 
-def _pass_of(shape: _Shape, limits: Limits) -> tuple[RaggedBatch, SamplingBatch]:
+def _pass_of(shape: FirstPass, limits: Limits) -> tuple[RaggedBatch, SamplingBatch]:
     """All requests have the same blocks. Every decode and the chunk sample one token."""
     if shape.num_decodes:
         query_lens = np.ones(shape.num_decodes, dtype=np.int32)

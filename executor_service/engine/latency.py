@@ -38,6 +38,15 @@ class MeasuredPass:
     time_us: int
 
 
+def num_attended_tokens(num_tokens: NDArray[np.int32], context_lens: NDArray[np.int32]) -> int:
+    """Tokens that those of some chunks attend to: each those before it, and itself.
+
+    ``num_tokens``: [n] of each chunk; ``context_lens``: [n] tokens stored once it is computed.
+    """
+    chunks, ends = num_tokens.astype(np.int64), context_lens.astype(np.int64)
+    return int((chunks * ends - chunks * (chunks - 1) // 2).sum())
+
+
 class LatencyFitter:
     """Give it every pass; ``latency`` is None until it has seen enough of them."""
 
@@ -52,7 +61,7 @@ class LatencyFitter:
         self.latency: Latency | None = None
         if first_passes:
             features, times_us = _as_arrays(first_passes)
-            self._start = _fit(features, times_us, leaning_to=self._start)
+            self._start = fit_costs(features, times_us, leaning_to=self._start)
             self._publish(self._start, features, times_us)
 
     def add_pass(self, measured: MeasuredPass) -> None:
@@ -62,7 +71,7 @@ class LatencyFitter:
         if self._num_passes >= MIN_PASSES and self._num_passes % REFIT_INTERVAL == 0:
             features = np.concatenate([self._with_prefills.features, self._of_decodes.features])
             times_us = np.concatenate([self._with_prefills.times_us, self._of_decodes.times_us])
-            self._publish(_fit(features, times_us, leaning_to=self._start), features, times_us)
+            self._publish(fit_costs(features, times_us, leaning_to=self._start), features, times_us)
 
     def add_copy(self, *, num_blocks: int, time_us: int) -> None:
         """Note a copy between device and swap space; recent ones weigh more."""
@@ -111,16 +120,16 @@ def _as_arrays(passes: Sequence[MeasuredPass]) -> tuple[NDArray[np.float64], NDA
     return np.array(rows), np.array([float(max(p.time_us, 1)) for p in passes])
 
 
-def _fit(
+def fit_costs(
     features: NDArray[np.float64], times_us: NDArray[np.float64], *, leaning_to: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """features [n, 4], times_us [n], leaning_to [4]. Returns [4] costs, all >= 0.
+    """features [n, k], times_us [n], leaning_to [k], zeros where there is nothing to lean to. Returns [k] costs, >= 0.
 
     The costs to lean to are taken in proportion: all of them times the one factor that fits best.
     """
     relative = features / times_us[:, None]
     known = np.flatnonzero(leaning_to)
-    leaning = np.zeros((len(known), 4))
+    leaning = np.zeros((len(known), len(leaning_to)))
     if len(known):
         predicted = relative @ leaning_to
         leaning[np.arange(len(known)), known] = (

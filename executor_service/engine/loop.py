@@ -243,7 +243,7 @@ class Engine:
         self._books.iteration += 1
         self._count(record)
         if result is not None:
-            self._learn(inputs, record)
+            self._learn(record)
         self._desk.measures = Measures()
         self._observer.pass_done(record, measures)
 
@@ -341,12 +341,12 @@ class Engine:
         self.counters.num_draft_tokens += record.num_draft_tokens
         self.counters.num_accepted_draft_tokens += record.num_accepted_draft_tokens
 
-    def _learn(self, inputs: PassInputs, record: PassRecord) -> None:
+    def _learn(self, record: PassRecord) -> None:
         self._latency.add_pass(
             MeasuredPass(
                 num_prefill_tokens=record.num_prefill_tokens,
                 num_decodes=record.num_decode_requests,
-                num_kv_tokens=int(inputs.context_lens[: inputs.num_decodes].sum()),
+                num_kv_tokens=record.num_kv_tokens,
                 time_us=record.total_us - record.plan_wait_us,
             )
         )

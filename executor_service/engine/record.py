@@ -45,6 +45,8 @@ class PassRecord:
     predicted_us: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    num_kv_tokens: int
+    num_chunk_kv_tokens: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from executor_service.engine.apply import CheckedPlan
 from executor_service.engine.batch_builder import PassInputs
 from executor_service.engine.books import Books, Status
+from executor_service.engine.latency import num_attended_tokens
 from executor_service.engine.plan import PlanSource
 from executor_service.engine.planning import ObtainedPlan
 from executor_service.engine.record import PassRecord
@@ -79,4 +80,8 @@ def record_pass(
         predicted_us=checked.predicted_us,
         num_draft_tokens=num_drafts,
         num_accepted_draft_tokens=num_drafts - num_refused_drafts,
+        num_kv_tokens=int(inputs.context_lens[: inputs.num_decodes].sum()),
+        num_chunk_kv_tokens=num_attended_tokens(
+            inputs.num_tokens[inputs.num_decodes :], inputs.context_lens[inputs.num_decodes :]
+        ),
     )

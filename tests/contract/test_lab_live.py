@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metronome.executor.v1 import executor_pb2
 from metronome_cli.main import run_command
 from metronome_client import AsyncInferenceClient
 from metronome_lab.hardware.profile import load_hardware
@@ -31,11 +32,11 @@ def trace(tmp_path: Path) -> Path:
 def test_what_a_client_sees_is_recorded_as_a_run_is(executor: Service) -> None:
     workload = workload_of((0, 20, 5), (10, 300, 5), (200, 40, 6), tenant=np.array([0, 0, 1]), tenants=("chat", "code"))
 
-    async def run() -> Records:
+    async def run() -> tuple[Records, list[executor_pb2.Pass]]:
         async with AsyncInferenceClient(executor.address) as client:
-            return (await replay(client, workload))[0]
+            return await replay(client, workload)
 
-    records = asyncio.run(run())
+    records, passes = asyncio.run(run())
 
     requests, iterations = records.requests, records.iterations.columns()
     assert requests.outcome.tolist() == [Outcome.FINISHED, Outcome.REFUSED, Outcome.FINISHED]
@@ -45,6 +46,8 @@ def test_what_a_client_sees_is_recorded_as_a_run_is(executor: Service) -> None:
     assert records.gaps.count == 4 + 5
     assert iterations["num_prefill_tokens"].sum() == 20 + 40
     assert iterations["num_decode_tokens"].sum() == 4 + 5
+    assert sum(one.num_chunk_kv_tokens for one in passes) == 20 * 21 // 2 + 40 * 41 // 2
+    assert sum(one.num_kv_tokens for one in passes) == sum(range(21, 25)) + sum(range(41, 46))
     assert records.service.tokens.sum(axis=1).tolist() == [20 + 4, 40 + 5]
 
 
@@ -72,6 +75,8 @@ def test_an_executor_is_calibrated_and_then_simulated(
     hardware = load_hardware(str(profile))
     assert (hardware.limits.num_blocks, hardware.limits.max_num_seqs) == (16, 8)
     assert hardware.latency.pass_us > 0
+    assert hardware.cost is not None
+    assert hardware.cost.pass_us > 0
     assert run_command(["simulate", str(trace), "--hardware", str(profile), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_finished"] == 12
 

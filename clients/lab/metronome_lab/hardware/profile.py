@@ -9,6 +9,9 @@ pass_us = 9850.0           a block copied one way between device and swap space
 [limits]                   as an executor reports them
 num_blocks = 24800
 ...
+[cost]                     optional, of a device whose passes were measured: see cost.py. The executor then learns its
+pass_us = 29850.0          latency model from its passes, as a real one does, and [latency] is what it knew last
+...
 [executor]                 optional
 prefix_scope = "TENANT"    whose prefixes a request may reuse: TENANT, SHARED or OFF
 plan_wait_us = 0           what a pass waits for its plan where it could not be asked for during the pass before
@@ -28,6 +31,7 @@ from executor_service.engine.limits import Limits
 from executor_service.engine.snapshot import Latency
 from executor_service.kv.prefix_cache import PrefixScope
 from metronome_lab.errors import LabError
+from metronome_lab.hardware.cost import PassCost
 
 HARDWARE_DIRECTORY = Path(__file__).parent / "profiles"
 _MOST = 2**31 - 1
@@ -35,13 +39,16 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One kind of executor. `latency` is both what a pass takes and what the executor tells the scheduler."""
+    """One kind of executor. `latency` is both what a pass takes and what the executor tells the scheduler, unless there
+    is a `cost`: then a pass takes that, and the executor tells what it learns.
+    """
 
     name: str
     description: str
     sources: tuple[str, ...]
     latency: Latency
     limits: Limits
+    cost: PassCost | None = None
     prefix_scope: PrefixScope = PrefixScope.TENANT
     plan_wait_us: int = 0
 
@@ -72,21 +79,26 @@ def load_hardware(name_or_path: str) -> Hardware:
 
 def write_hardware(hardware: Hardware, path: Path) -> None:
     """Write a profile that `load_hardware` reads. Raises OSError."""
-    latency = {name: f"{value:.6g}" for name, value in dataclasses.asdict(hardware.latency).items()}
     limits = {name: str(value) for name, value in dataclasses.asdict(hardware.limits).items() if value is not None}
-    tables = {
-        "latency": latency,
+    tables: dict[str, dict[str, str]] = {
+        "latency": _figures(hardware.latency),
         "limits": limits,
         "executor": {
             "prefix_scope": f'"{hardware.prefix_scope.name}"',
             "plan_wait_us": str(hardware.plan_wait_us),
         },
     }
+    if hardware.cost is not None:
+        tables["cost"] = _figures(hardware.cost)
     lines = [f"description = {_text(hardware.description)}"]
     lines.append(f"sources = [{', '.join(map(_text, hardware.sources))}]")
     for table, values in tables.items():
         lines += ["", f"[{table}]", *(f"{name} = {value}" for name, value in values.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _figures(costs: Latency | PassCost) -> dict[str, str]:
+    return {name: f"{value:.6g}" for name, value in dataclasses.asdict(costs).items()}
 
 
 def _text(value: str) -> str:
@@ -95,7 +107,7 @@ def _text(value: str) -> str:
 
 
 def _hardware(content: Mapping[str, Any], path: Path) -> Hardware:
-    _refuse_unknown(content, ("description", "sources", "latency", "limits", "executor"), path)
+    _refuse_unknown(content, ("description", "sources", "latency", "limits", "cost", "executor"), path)
     description, sources = content.get("description"), content.get("sources")
     if not isinstance(description, str) or not isinstance(sources, list):
         raise LabError(f"{path}: needs a text `description` and a list `sources`")
@@ -110,21 +122,34 @@ def _hardware(content: Mapping[str, Any], path: Path) -> Hardware:
         sources=tuple(map(str, sources)),
         latency=_latency(_table(content, "latency", path), path),
         limits=_limits(_table(content, "limits", path), path),
+        cost=_cost(_table(content, "cost", path), path) if "cost" in content else None,
         prefix_scope=PrefixScope[scope],
         plan_wait_us=_whole(executor, "plan_wait_us", 0, path, default=0),
     )
 
 
 def _latency(table: Mapping[str, Any], path: Path) -> Latency:
-    names = [field.name for field in dataclasses.fields(Latency)]
+    return Latency(**_microseconds(table, "latency", tuple(field.name for field in dataclasses.fields(Latency)), path))
+
+
+def _cost(table: Mapping[str, Any], path: Path) -> PassCost:
+    figures = dict(table)
+    group = _whole(figures, "decode_group", 1, path, default=1)
+    figures.pop("decode_group", None)
+    names = tuple(field.name for field in dataclasses.fields(PassCost) if field.name != "decode_group")
+    return PassCost(**_microseconds(figures, "cost", names, path), decode_group=group)
+
+
+def _microseconds(table: Mapping[str, Any], where: str, names: tuple[str, ...], path: Path) -> dict[str, float]:
+    """The figures of a table by name, 0 where one is not given."""
     _refuse_unknown(table, names, path)
     for name in names:
         value = table.get(name, 0.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise LabError(f"{path}: latency.{name} is {value!r}", "give microseconds, at least 0")
+            raise LabError(f"{path}: {where}.{name} is {value!r}", "give microseconds, at least 0")
     if not table.get("pass_us", 0):
-        raise LabError(f"{path}: latency.pass_us is 0", "time would stand still")
-    return Latency(**{name: float(table.get(name, 0.0)) for name in names})
+        raise LabError(f"{path}: {where}.pass_us is 0", "time would stand still")
+    return {name: float(table.get(name, 0.0)) for name in names}
 
 
 def _limits(table: Mapping[str, Any], path: Path) -> Limits:

@@ -1,4 +1,5 @@
-"""A hardware profile of a real executor: its sizes, and the latency model that it has fitted to its own passes.
+"""A hardware profile of a real executor: its sizes, the latency model that it has fitted to its own passes, and what
+these passes cost, fitted here in more detail.
 
 An executor learns what passes cost from those that it runs, so it is given a mix to run first: prompts of all lengths,
 alone and in bursts, and answers long enough that many decode together. Best is a part of the traffic to be simulated.
@@ -9,12 +10,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+import numpy as np
+
 from executor_service.engine.limits import Limits
 from executor_service.engine.snapshot import Latency
 from metronome.executor.v1 import executor_pb2
 from metronome.scheduler.v1 import state_pb2
 from metronome_client import AsyncInferenceClient
 from metronome_lab.errors import LabError
+from metronome_lab.hardware.cost import MeasuredPasses, fit_pass_cost
 from metronome_lab.hardware.profile import Hardware
 from metronome_lab.live.replay import replay
 from metronome_lab.workload.generate import generate
@@ -43,19 +47,26 @@ async def calibrate(
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda num_ended: None,
 ) -> Hardware:
-    """Run a workload, a mix unless given, and read the executor's model. Raises LabError, and MetronomeError."""
-    info = await client.model_info()
-    workload = workload or mix(info.max_model_len, seed=seed)
+    """Run a workload, a mix unless given, and fit a profile to its passes. Raises LabError, and MetronomeError."""
+    workload = workload or mix((await client.model_info()).max_model_len, seed=seed)
     _, passes = await replay(client, workload, seed=seed, on_progress=on_progress)
-    state = (await client.state()).state.executors[0]
+    return await fit_hardware(client, passes, name=name, source=f"a run of {len(workload)} requests of {workload.name}")
+
+
+async def fit_hardware(
+    client: AsyncInferenceClient, passes: list[executor_pb2.Pass], *, name: str, source: str
+) -> Hardware:
+    """A profile of the executor that ran these passes. Raises LabError, and MetronomeError."""
+    info, state = await client.model_info(), (await client.state()).state.executors[0]
     if not state.HasField("latency"):
         raise LabError("the executor has no latency model yet", "give it more to run")
     return Hardware(
         name=name,
         description=f"{info.model} in {info.dtype} on {info.device}, fitted from {len(passes):,} passes.",
-        sources=(f"a run of {len(workload)} requests of {workload.name}",),
+        sources=(source,),
         latency=_latency(state.latency),
         limits=_limits(state.limits),
+        cost=fit_pass_cost(_measured(passes), swap_block_us=state.latency.swap_block_us),
         plan_wait_us=_plan_wait_us(passes),
     )
 
@@ -64,6 +75,19 @@ def _plan_wait_us(passes: list[executor_pb2.Pass]) -> int:
     """What a pass waits whose plan was not asked for ahead; the median."""
     waits = [one.plan_wait_us for one in passes if one.plan_source == executor_pb2.PLAN_SOURCE_DIRECT]
     return round(statistics.median(waits)) if waits else 0
+
+
+def _measured(passes: list[executor_pb2.Pass]) -> MeasuredPasses:
+    """What they held. Raises LabError where the executor does not tell it."""
+    if not any(one.num_kv_tokens for one in passes):
+        raise LabError("the executor does not tell how many tokens of KV its passes read", "it is of an older release")
+    return MeasuredPasses(
+        num_prefill_tokens=np.array([one.num_prefill_tokens for one in passes]),
+        num_decodes=np.array([one.num_decode_requests for one in passes]),
+        num_kv_tokens=np.array([one.num_kv_tokens for one in passes]),
+        num_chunk_kv_tokens=np.array([one.num_chunk_kv_tokens for one in passes]),
+        times_us=np.array([one.total_us - one.plan_wait_us for one in passes]),
+    )
 
 
 def _latency(model: state_pb2.LatencyModel) -> Latency:

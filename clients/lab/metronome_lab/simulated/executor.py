@@ -1,7 +1,9 @@
 """One executor in virtual time: `advance` is its loop, and one iteration reads as in `executor_service.engine.loop`.
 
 Its books, the checking and applying of plans, prefix cache and swap space are those of the executor itself. What is not
-there is the device: a pass takes what the latency model says, and a request's answer ends where its trace says.
+there is the device: a pass takes what the hardware profile says, and a request's answer ends where its trace says.
+Where the profile tells what passes cost apart from the latency model, the executor learns the model from its passes,
+by its own fit: plans bound prefills by that model, so what a run is like depends on it.
 
 Plans are asked for at the start of a pass, of the state as it is then. An executor that asks ahead gets the same plans
 but where an answer ends before its bound: what that frees, the plan of one pass later finds.
@@ -16,12 +18,13 @@ from numpy.typing import NDArray
 
 from executor_service.engine.apply import CheckedPlan, PlanRefusedError, apply, check
 from executor_service.engine.books import Books, Rows, Status
+from executor_service.engine.latency import MeasuredPass, num_attended_tokens
 from executor_service.engine.limits import RequestTooLongError
-from executor_service.engine.snapshot import Snapshot, take, take_to_plan
+from executor_service.engine.snapshot import Latency, Snapshot, take, take_to_plan
 from metronome_lab.errors import LabError
+from metronome_lab.hardware.cost import PassCost
 from metronome_lab.hardware.profile import Hardware
 from metronome_lab.records import NEVER, Outcome, Records
-from metronome_lab.simulated.pass_time import pass_times_us
 from metronome_lab.simulated.planners import Planner
 from metronome_lab.simulated.repetition import is_repeatable, most_passes, repeating_rows
 from metronome_lab.simulated.sequence import SimulatedRequest, SimulatedSequence, Stopping
@@ -62,6 +65,8 @@ class SimulatedExecutor:
         self.books = Books(hardware.limits, prefix_scope=hardware.prefix_scope)
         self.books.columns |= {name: np.zeros(len(self.books["id"]), dtype) for name, dtype in _COLUMNS.items()}
         self._name = f"executor-{number}"
+        self._cost = hardware.cost or PassCost.of(hardware.latency)
+        self._fitter = None if hardware.cost is None else hardware.cost.fitter(hardware.limits)
         self._planner = planner
         self._records = records
         self._policy = policy if policy is not None and repeat and is_repeatable(policy) else None
@@ -72,9 +77,14 @@ class SimulatedExecutor:
     def is_idle(self) -> bool:
         return len(self.books) == 0
 
+    @property
+    def _latency(self) -> Latency | None:
+        """What it tells of its passes: what it has learnt from those that it ran, where it has to learn it."""
+        return self.hardware.latency if self._fitter is None else self._fitter.latency
+
     def state(self) -> Snapshot:
         """What it tells who places requests."""
-        return take(self.books, now_us=EPOCH_US + self.now_us, latency=self.hardware.latency)
+        return take(self.books, now_us=EPOCH_US + self.now_us, latency=self._latency)
 
     def submit(self, index: int) -> None:
         """A request of the workload arrives. It must have been advanced to that time."""
@@ -115,7 +125,7 @@ class SimulatedExecutor:
 
     def _step(self) -> None:
         books = self.books
-        snapshot = take_to_plan(books, now_us=EPOCH_US + self.now_us, latency=self.hardware.latency)
+        snapshot = take_to_plan(books, now_us=EPOCH_US + self.now_us, latency=self._latency)
         plan = self._planner.plan(snapshot, self._name)
         self._records.num_plans += 1
         try:
@@ -152,14 +162,16 @@ class SimulatedExecutor:
         decodes = books.in_decode(rows)
         samples = num_tokens >= books.num_lacking_tokens(rows)
         num_decodes, num_prefill_tokens = int(decodes.sum()), int(num_tokens[~decodes].sum())
-        num_kv_tokens = (books["num_computed_tokens"][rows] + num_tokens)[decodes].sum(keepdims=True)
-        duration_us = pass_times_us(
-            self.hardware.latency,
+        context_lens = books["num_computed_tokens"][rows] + num_tokens
+        num_kv_tokens = context_lens[decodes].sum(keepdims=True)
+        duration_us = self._cost.times_us(
             num_prefill_tokens=num_prefill_tokens,
             num_decodes=num_decodes,
             num_kv_tokens=num_kv_tokens,
+            num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
             num_copied_blocks=num_copied,
         )
+        self._learn(num_prefill_tokens, num_decodes, num_kv_tokens, duration_us)
         if self._has_news:
             duration_us += self.hardware.plan_wait_us
         figures = (
@@ -190,15 +202,11 @@ class SimulatedExecutor:
         if not most:
             return False
         first_kv_tokens = int(books["num_computed_tokens"][rows].sum()) + len(rows)
-        durations_us = pass_times_us(
-            self.hardware.latency,
-            num_prefill_tokens=0,
-            num_decodes=len(rows),
-            num_kv_tokens=first_kv_tokens + len(rows) * np.arange(most),
-            num_copied_blocks=0,
-        )
+        num_kv_tokens = first_kv_tokens + len(rows) * np.arange(most)
+        durations_us = self._cost.times_us(num_prefill_tokens=0, num_decodes=len(rows), num_kv_tokens=num_kv_tokens)
         begins_us = self.now_us + np.cumsum(durations_us) - durations_us
         count = int(np.searchsorted(begins_us, until_us))
+        self._learn(0, len(rows), num_kv_tokens[:count], durations_us[:count])
         computed, held = books["num_computed_tokens"][rows], books["num_blocks"][rows]
         after = books.num_blocks_for(computed + np.arange(1, count + 1, dtype=np.int32)[:, None])  # [count, num_rows]
         num_free = books.block_pool.num_free - (after - held).clip(min=0).sum(axis=1)
@@ -209,6 +217,22 @@ class SimulatedExecutor:
         return True
 
     # What both do
+
+    def _learn(
+        self, num_prefill_tokens: int, num_decodes: int, num_kv_tokens: NDArray[Any], durations_us: NDArray[np.int64]
+    ) -> None:
+        """[n] passes were measured, which differ in the tokens of KV that decodes read."""
+        if self._fitter is None:
+            return
+        for kv_tokens, duration_us in zip(num_kv_tokens.tolist(), durations_us.tolist(), strict=True):
+            self._fitter.add_pass(
+                MeasuredPass(
+                    num_prefill_tokens=num_prefill_tokens,
+                    num_decodes=num_decodes,
+                    num_kv_tokens=kv_tokens,
+                    time_us=duration_us,
+                )
+            )
 
     def _carry_out(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -42,14 +43,13 @@ class CorePlanner:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._limits: dict[Limits, ExecutorLimits] = {}
-        self._latency: dict[Latency, LatencyModel] = {}
 
     def plan(self, snapshot: Snapshot, executor_id: str) -> Plan:
         return engine_plan(plan_executor(self.state(snapshot, executor_id), self._policy))
 
     def state(self, snapshot: Snapshot, executor_id: str) -> ExecutorState:
         """A snapshot as the planning core reads it."""
-        limits, latency = snapshot.limits, snapshot.latency
+        limits = snapshot.limits
         if limits not in self._limits:
             self._limits[limits] = ExecutorLimits(
                 max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -59,15 +59,6 @@ class CorePlanner:
                 num_swap_blocks=limits.num_swap_blocks,
                 max_model_len=limits.max_model_len,
                 max_num_waiting=limits.max_num_waiting,
-            )
-        if latency is not None and latency not in self._latency:
-            self._latency[latency] = LatencyModel(
-                pass_us=latency.pass_us,
-                prefill_token_us=latency.prefill_token_us,
-                decode_request_us=latency.decode_request_us,
-                kv_token_us=latency.kv_token_us,
-                swap_block_us=latency.swap_block_us,
-                relative_error=latency.relative_error,
             )
         matrix = np.empty((len(COLUMN_NAMES), snapshot.num_requests), dtype=np.int64)
         for row, name in enumerate(COLUMN_NAMES):
@@ -79,11 +70,23 @@ class CorePlanner:
             limits=self._limits[limits],
             num_free_blocks=snapshot.num_free_blocks,
             num_free_swap_blocks=snapshot.num_free_swap_blocks,
-            latency=None if latency is None else self._latency[latency],
+            latency=None if snapshot.latency is None else _model(snapshot.latency),
             requests=Requests(matrix),
             prefixes=NO_PREFIXES if snapshot.common_prefixes is None else _prefixes(snapshot.common_prefixes),
             tenants=Tenants(snapshot.tenants, np.ones(len(snapshot.tenants)), snapshot.tenant_service),
         )
+
+
+@lru_cache(maxsize=16)
+def _model(latency: Latency) -> LatencyModel:
+    return LatencyModel(
+        pass_us=latency.pass_us,
+        prefill_token_us=latency.prefill_token_us,
+        decode_request_us=latency.decode_request_us,
+        kv_token_us=latency.kv_token_us,
+        swap_block_us=latency.swap_block_us,
+        relative_error=latency.relative_error,
+    )
 
 
 def _prefixes(common: CommonPrefixes) -> CachedPrefixes:

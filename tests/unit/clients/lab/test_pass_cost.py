@@ -1,0 +1,149 @@
+"""What passes cost beyond a latency model: fitted, written, and learnt by a simulated executor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor_service.engine.latency import num_attended_tokens
+from metronome_lab.errors import LabError
+from metronome_lab.hardware.cost import MeasuredPasses, PassCost, fit_pass_cost
+from metronome_lab.hardware.profile import load_hardware, write_hardware
+from metronome_lab.policies import named_policy
+from metronome_lab.records import Records
+from metronome_lab.simulated.executor import SimulatedExecutor
+from metronome_lab.simulated.planners import CorePlanner
+from metronome_lab.simulation import FOREVER_US, Fleet, simulate
+from support.lab import LATENCY, drawn_workload, hardware_of, workload_of
+
+COST = PassCost(
+    pass_us=2000.0,
+    prefill_token_us=30.0,
+    decode_request_us=40.0,
+    kv_token_us=0.5,
+    swap_block_us=20.0,
+    chunk_kv_token_us=0.1,
+    decode_group_us=300.0,
+    decode_group=8,
+)
+FIFO = named_policy("fifo")
+
+
+def passes_of(cost: PassCost, count: int = 400) -> MeasuredPasses:
+    draw = np.random.default_rng(3)
+    prefill, decodes = draw.integers(0, 200, count), draw.integers(0, 40, count)
+    kv, chunk_kv = decodes * draw.integers(10, 900, count), prefill * draw.integers(10, 900, count)
+    times = [
+        cost.times_us(
+            num_prefill_tokens=int(prefill[i]),
+            num_decodes=int(decodes[i]),
+            num_kv_tokens=kv[i : i + 1],
+            num_chunk_kv_tokens=int(chunk_kv[i]),
+        )[0]
+        for i in range(count)
+    ]
+    return MeasuredPasses(
+        num_prefill_tokens=prefill,
+        num_decodes=decodes,
+        num_kv_tokens=kv,
+        num_chunk_kv_tokens=chunk_kv,
+        times_us=np.array(times),
+    )
+
+
+@pytest.mark.parametrize("group", [1, 8, 16])
+def test_costs_are_found_from_passes(group: int) -> None:
+    true = replace(COST, decode_group=group, decode_group_us=300.0 * (group > 1))
+    found = fit_pass_cost(passes_of(true), swap_block_us=20.0)
+    assert found.decode_group == group
+    for name in ("pass_us", "prefill_token_us", "decode_request_us", "kv_token_us", "chunk_kv_token_us"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.02), name
+
+
+def test_passes_that_were_disturbed_take_as_long_together() -> None:
+    passes = passes_of(COST)
+    late = np.where(np.arange(len(passes.times_us)) % 10 == 0, 3, 1)
+    disturbed = replace(passes, times_us=passes.times_us * late)
+    found = fit_pass_cost(disturbed, swap_block_us=0.0)
+    assert passes_of(found).times_us.sum() == pytest.approx(disturbed.times_us.sum(), rel=0.001)
+
+
+def test_a_profile_with_costs_is_read_as_it_was_written(tmp_path: Path) -> None:
+    hardware = replace(hardware_of(), cost=COST)
+    write_hardware(hardware, tmp_path / "mine.toml")
+    read = load_hardware(str(tmp_path / "mine.toml"))
+    assert (read.cost, read.latency, read.limits) == (COST, hardware.latency, hardware.limits)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("decode_group = 0", "decode_group is 0"),
+        ("decode_group_us = -1", "cost.decode_group_us is -1"),
+        ("pass_us = 0", "cost.pass_us is 0"),
+        ("prefil_token_us = 3", "unknown key 'prefil_token_us'"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    write_hardware(hardware_of(), path)
+    rest = "" if line.startswith("pass_us") else "pass_us = 5\n"
+    path.write_text(path.read_text() + f"\n[cost]\n{rest}{line}\n")
+    with pytest.raises(LabError, match=message):
+        load_hardware(str(path))
+
+
+@pytest.mark.parametrize("profile", ["fifo", "vllm"])
+def test_an_executor_that_learns_does_so_alike_with_passes_at_once(profile: str) -> None:
+    workload = drawn_workload(14, mean_gap_ms=40, seed=2)
+    fleet = Fleet(hardware=replace(hardware_of(num_blocks=96, max_num_seqs=4, max_model_len=1300), cost=COST))
+    fast, plain = (simulate(workload, fleet, named_policy(profile), repeat=repeat) for repeat in (True, False))
+    assert fast.num_plans < plain.num_plans
+    for name, column in plain.iterations.columns().items():
+        assert np.array_equal(fast.iterations.columns()[name], column), name
+
+
+def test_it_tells_what_it_learnt_and_its_passes_take_what_they_cost() -> None:
+    workload = workload_of((0, 100, 40), (5, 60, 40))
+    hardware = replace(hardware_of(), cost=COST)
+    records = Records(workload)
+    executor = SimulatedExecutor(0, hardware, CorePlanner(FIFO), records, policy=FIFO)
+    before = executor.state().latency
+    for index in range(len(workload)):
+        executor.advance(int(workload.arrival_us[index]))
+        executor.submit(index)
+    executor.advance(FOREVER_US)
+    after = executor.state().latency
+    assert before is not None
+    assert after is not None
+    assert LATENCY not in (before, after)
+    assert before != after
+    # One or two that decode are a group; each reads what it has.
+    passes = records.iterations.columns()
+    decode = passes["num_prefill_tokens"] == 0
+    least = COST.pass_us + COST.decode_group_us + COST.decode_request_us * passes["num_decode_tokens"][decode]
+    extra = (passes["duration_us"][decode] - least) / COST.kv_token_us
+    assert (extra >= 60).all()
+    assert (extra <= 240 + 1).all()
+
+
+def test_the_end_of_a_prompt_costs_more_than_its_beginning() -> None:
+    hardware = replace(hardware_of(max_model_len=2000, num_blocks=200), cost=replace(COST, chunk_kv_token_us=1.0))
+    passes = simulate(workload_of((0, 1024, 1)), Fleet(hardware=hardware), FIFO).iterations.columns()
+    assert passes["num_prefill_tokens"].tolist() == [128] * 8
+    # Each chunk attends to 128 * 128 more than the one before it.
+    assert np.diff(passes["duration_us"]).tolist() == [128 * 128] * 7
+
+
+def test_attended_tokens_are_counted_one_by_one() -> None:
+    chunks, ends = np.array([3, 1, 5], dtype=np.int32), np.array([3, 10, 7], dtype=np.int32)
+    one_by_one = sum(
+        position + 1
+        for chunk, end in zip(chunks.tolist(), ends.tolist(), strict=True)
+        for position in range(end - chunk, end)
+    )
+    assert num_attended_tokens(chunks, ends) == one_by_one
+    assert num_attended_tokens(chunks[:0], ends[:0]) == 0
