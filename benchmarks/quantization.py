@@ -129,6 +129,7 @@ def _quality(loaded: Any, texts: Sequence[Sequence[int]], reference: Path, *, wr
 def _pass_times_ms(loaded: Any, reps: int) -> dict[str, float]:
     from executor_service.kv.cache import KVCache, KVCacheSpec
     from executor_service.model.runner import ModelRunner
+    from harness.passes import greedy_pass
 
     spec = KVCacheSpec.from_config(loaded.config, block_size=BLOCK_SIZE, dtype=loaded.dtype)
     blocks_each = -(-max(CONTEXT_LEN, CHUNK_LEN) // BLOCK_SIZE)
@@ -137,7 +138,7 @@ def _pass_times_ms(loaded: Any, reps: int) -> dict[str, float]:
     passes[f"a chunk of {CHUNK_LEN}"] = (1, CHUNK_LEN, CHUNK_LEN)
     times: dict[str, float] = {}
     for name, (num_requests, query_len, context_len) in passes.items():
-        batch, sampling = _pass(num_requests, query_len, context_len, blocks_each)
+        batch, sampling = greedy_pass(num_requests, query_len, context_len, blocks_each)
         measured = []
         for repetition in range(NUM_WARM_UP_PASSES + reps):
             started = time.perf_counter()
@@ -146,31 +147,6 @@ def _pass_times_ms(loaded: Any, reps: int) -> dict[str, float]:
                 measured.append((time.perf_counter() - started) * 1e3)
         times[f"{name}, ms"] = float(np.median(measured))
     return times
-
-
-def _pass(num_requests: int, query_len: int, context_len: int, blocks_each: int) -> tuple[Any, Any]:
-    from executor_service.model.batch import RaggedBatch
-    from executor_service.sampling.sampler import SamplingBatch
-
-    batch = RaggedBatch(
-        token_ids=np.arange(num_requests * query_len, dtype=np.int64) + 100,
-        positions=np.tile(np.arange(context_len - query_len, context_len, dtype=np.int64), num_requests),
-        query_lens=np.full(num_requests, query_len, dtype=np.int32),
-        context_lens=np.full(num_requests, context_len, dtype=np.int32),
-        block_tables=np.arange(num_requests * blocks_each, dtype=np.int32).reshape(num_requests, blocks_each),
-        num_decodes=num_requests if query_len == 1 else 0,
-        logits_rows=np.arange(query_len - 1, num_requests * query_len, query_len, dtype=np.int64),
-    )
-    greedy = SamplingBatch(
-        temperature=np.zeros(num_requests, dtype=np.float32),
-        top_k=np.zeros(num_requests, dtype=np.int32),
-        top_p=np.ones(num_requests, dtype=np.float32),
-        min_p=np.zeros(num_requests, dtype=np.float32),
-        seed=np.zeros(num_requests, dtype=np.uint64),
-        position=np.full(num_requests, context_len, dtype=np.int64),
-        num_logprobs=np.full(num_requests, -1, dtype=np.int8),
-    )
-    return batch, greedy
 
 
 def _resident_mib() -> float:

@@ -1,34 +1,53 @@
-"""From the start of an executor's process to SERVING, and the memory that it takes.
+"""From the start of an executor's process to SERVING, and the memory that it and a scheduler beside it take.
 
-Memory beyond the weights is what the process had at its most, file pages of the weights included, less the weights in
-the type that they are computed in. The KV cache takes its memory as blocks are first used, so it is not in there.
+The most memory has the pages of files that were read meanwhile in it. Of pages that processes share, libraries above
+all, each has its part in what is called proportional. The KV cache takes its memory as blocks are first used, so it is
+not in there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from dataclasses import dataclass
 
+from harness.process_tree import peak_resident_mib, proportional_mib, resident_mib
 from harness.report import Figure, print_json, print_table
+from harness.server_process import SCHEDULER, server_process
 
-NO_SCHEDULER = "127.0.0.1:1"
-MEBI = 2**20
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start: seconds, and MiB once the executor was SERVING."""
+
+    seconds: float
+    resident: float
+    peak: float
+    scheduler_resident: float
+    both_proportional: float
+    both_peaks: float
 
 
 def main() -> int:
     args = _arguments()
-    runs = [_start(args.model, args.executor_args) for _ in range(args.reps)]
+    with server_process(*SCHEDULER) as scheduler:
+        starts = [_start(args.model, scheduler.address, scheduler.pid, args.executor_args) for _ in range(args.reps)]
     sizes = {"model": args.model, "reps": args.reps}
+
+    def figure(name: str, unit: str, attribute: str) -> Figure:
+        return Figure(name=name, unit=unit, samples=[getattr(start, attribute) for start in starts], sizes=sizes)
+
     figures = [
-        Figure(name="start to SERVING", unit="s", samples=[seconds for seconds, _ in runs], sizes=sizes),
-        Figure(name="memory when SERVING", unit="MiB", samples=[m["VmRSS"] / MEBI for _, m in runs], sizes=sizes),
-        Figure(name="most memory until then", unit="MiB", samples=[m["VmHWM"] / MEBI for _, m in runs], sizes=sizes),
+        figure("start to SERVING", "s", "seconds"),
+        figure("memory when SERVING", "MiB", "resident"),
+        figure("most memory until then", "MiB", "peak"),
+        figure("memory of a scheduler", "MiB", "scheduler_resident"),
+        figure("memory of both, proportional", "MiB", "both_proportional"),
+        figure("most memory of both, added up", "MiB", "both_peaks"),
     ]
     if args.json:
         print_json(figures)
@@ -37,10 +56,9 @@ def main() -> int:
     return 0
 
 
-def _start(model: str, arguments: list[str]) -> tuple[float, dict[str, int]]:
-    """Seconds, and what the system says of the process's memory, in bytes."""
+def _start(model: str, scheduler: str, scheduler_pid: int, arguments: list[str]) -> Start:
     command = [sys.executable, "-m", "executor_service", "--model", model, "--port", "0", "--log-format", "json"]
-    command += ["--scheduler", NO_SCHEDULER, *arguments]
+    command += ["--scheduler", scheduler, *arguments]
     started = time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -49,11 +67,18 @@ def _start(model: str, arguments: list[str]) -> tuple[float, dict[str, int]]:
                 break
         else:
             raise SystemExit(f"the executor ended with {process.wait()}")
-        seconds = time.perf_counter() - started
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        both = [process.pid, scheduler_pid]
+        start = Start(
+            seconds=time.perf_counter() - started,
+            resident=resident_mib([process.pid]),
+            peak=peak_resident_mib([process.pid]),
+            scheduler_resident=resident_mib([scheduler_pid]),
+            both_proportional=proportional_mib(both),
+            both_peaks=peak_resident_mib(both),
+        )
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
-    return seconds, {name: int(kib) * 1024 for name, kib in re.findall(r"(Vm\w+):\s+(\d+) kB", status)}
+    return start
 
 
 def _arguments() -> argparse.Namespace:

@@ -36,9 +36,10 @@ def main() -> None:
 def _serve(config: Config) -> int:
     """The exit status."""
     # Threads of OpenMP that wait for one another spin, for milliseconds unless told otherwise, on cores that gRPC's
-    # threads and other processes need: with more runnable threads than cores a pass took seven times as long. OpenMP
-    # reads this when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # threads and other programs need. So many rounds, 60 to 250 µs, are enough between two operations of a pass, and
+    # five times as many cost half of the throughput where another program has one of two cores
+    # (benchmarks/shared_cores.py). OpenMP reads this when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
     # torch takes a second to import: settings are checked first.
     from executor_service.engine.device import DeviceLostError
     from executor_service.model.devices import DeviceError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 
 from executor_service.config import Config
 from executor_service.convert.generate import ModelFacts
+from executor_service.cores import usable_threads
 from executor_service.engine.device import KVCopier, Runner
 from executor_service.engine.limits import Limits
 from executor_service.engine.loop import Engine
@@ -84,8 +84,7 @@ def _build(
     traces: Traces,
     progress: Callable[[str], None],
 ) -> Executor:
-    if (threads := threads_of_rank(config)) is not None:
-        torch.set_num_threads(threads)  # of the calling thread, for the first passes
+    torch.set_num_threads(threads_of_rank(config))  # of the calling thread, for the first passes
     # These say what is wrong with their files before the model is loaded.
     recorder = _recorder(config)
     planner = SchedulerClient(
@@ -156,11 +155,9 @@ def _build(
     )
 
 
-def threads_of_rank(config: Config) -> int | None:
-    """Threads of torch in each process: what was asked for, else a fair share where there are several."""
-    if config.threads is None and config.tensor_parallel_size > 1:
-        return max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)
-    return config.threads
+def threads_of_rank(config: Config) -> int:
+    """Threads of torch in each process: what was asked for, else a fair share."""
+    return config.threads or max(1, usable_threads() // config.tensor_parallel_size)
 
 
 def _load(

@@ -55,7 +55,7 @@ class Config:
     lookup: NgramLookup
     plan_timeout_s: float
     overlap: Overlap
-    threads: int | None  # of each process; None: torch's choice
+    threads: int | None  # of each process; None: one for each core that it may use
     tensor_parallel_size: int  # processes that share the model
     record_dir: Path | None  # None: nothing is recorded
     record_max_bytes: int  # a file

@@ -87,7 +87,7 @@ class Executor:
 
         return self.engine.inbox.call(look)
 
-    def start(self, on_death: Callable[[], None], *, threads: int | None) -> threading.Thread:
+    def start(self, on_death: Callable[[], None], *, threads: int) -> threading.Thread:
         """Run the engine on a thread of its own.
 
         ``on_death`` is called, on any thread, if the loop ends by an error, or if a process with a part of the model is
@@ -95,8 +95,7 @@ class Executor:
         """
 
         def run() -> None:
-            if threads is not None:
-                torch.set_num_threads(threads)  # of the calling thread: OpenMP keeps the number per thread
+            torch.set_num_threads(threads)  # of the calling thread: OpenMP keeps the number per thread
             try:
                 self.engine.run()
             except Exception:

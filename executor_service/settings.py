@@ -113,9 +113,7 @@ EXECUTOR = Program(
             "weights of linear layers and embeddings in fewer bits: none or int8",
             default="none",
         ),
-        Setting(
-            "threads", "model", whole(1), "threads of torch, in each process (default: its choice, or a fair share)"
-        ),
+        Setting("threads", "model", whole(1), "threads of torch, in each process (default: its share of the cores)"),
         Setting("tensor_parallel_size", "model", whole(1), "processes that share each layer of the model", default="1"),
         Setting("num_blocks", "KV cache", whole(1), "KV blocks (default: what --kv-cache-memory holds)"),
         Setting(

@@ -10,15 +10,27 @@ from pathlib import Path
 
 import psutil
 
-_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
-
 
 def peak_resident_mib(pids: Sequence[int]) -> float:
     """The most that each process ever had in RAM, added up: an upper bound, since pages that they share count twice."""
+    return _sum_mib(pids, "status", "VmHWM")
+
+
+def resident_mib(pids: Sequence[int]) -> float:
+    """What each process has in RAM, added up; pages that they share count twice."""
+    return _sum_mib(pids, "status", "VmRSS")
+
+
+def proportional_mib(pids: Sequence[int]) -> float:
+    """The same, where a page that n processes share counts an n-th for each."""
+    return _sum_mib(pids, "smaps_rollup", "Pss")
+
+
+def _sum_mib(pids: Sequence[int], file: str, name: str) -> float:
     kibibytes = 0
     for process in _trees(pids):
         with suppress(OSError):  # it ended
-            found = _PEAK.search(Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8"))
+            found = re.search(rf"^{name}:\s+(\d+) kB$", Path(f"/proc/{process.pid}/{file}").read_text(), re.MULTILINE)
             kibibytes += int(found[1]) if found else 0
     return kibibytes / 1024
 

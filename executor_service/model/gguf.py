@@ -104,12 +104,16 @@ def _write_directory(gguf_file: Path, directory: Path, progress: Callable[[str],
 
 
 def _save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """What `save_pretrained` writes, cut down to load in half the time: the pipeline as compact JSON, and a class that
-    takes it as it is instead of building it again from vocabulary and merges."""
+    """What `save_pretrained` writes, cut down to load in a third of the time: the pipeline as compact JSON; a class
+    that takes it as it is, instead of building it again from vocabulary and merges; and the tokens that were added,
+    which are else looked up in the pipeline's JSON, all of it parsed once more."""
     tokenizer.save_pretrained(directory)
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     config_file = directory / "tokenizer_config.json"
-    config = json.loads(config_file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config = json.loads(config_file.read_text()) | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": {id: token.__getstate__() for id, token in tokenizer.added_tokens_decoder.items()},
+    }
     config_file.write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -29,7 +29,7 @@ class WorkerSettings:
     quantization: Quantization
     device: str
     block_size: int  # tokens
-    threads: int | None  # None: torch's choice
+    threads: int  # None: torch's choice
     log_format: LogFormat
     log_level: str
 

@@ -67,8 +67,7 @@ def _work(settings: WorkerSettings, receive: Callable[[], Any], send: Callable[[
     def progress(message: str) -> None:
         log.debug("model_progress", rank=settings.rank, message=message)
 
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads)
     loaded = load_model(
         settings.model,
         dtype=settings.dtype,

@@ -2,10 +2,12 @@
 
 Real processes with a tiny model: one executor, and a scheduler that is killed every few seconds and started anew on the
 same port. First a closed loop of clients measures how many requests a second are served; then come 1.5 times as many,
-at random times (Poisson). Some are cancelled, some have a deadline, some ask for several answers or a form. Checked is:
+at random times (Poisson), and more where more are served, on a machine that had other work before. Some are cancelled,
+some have a deadline, some ask for several answers or a form. Checked is:
 
 - Each call ends exactly once, with a status that its fate allows: an answer that is whole; CANCELLED where it was
-  cancelled; DEADLINE_EXCEEDED where it had a deadline; RESOURCE_EXHAUSTED, for more come than may wait.
+  cancelled; DEADLINE_EXCEEDED where it had a deadline; RESOURCE_EXHAUSTED, for more come than may wait, and some
+  end with it.
 - The executor's counters add up, and agree with what the clients saw.
 - In the end every block is free and no name is left; books that are wrong, or a request that failed, are in the log.
 - Memory is flat: after the first third of the run, the median of the executor's resident memory over the last quarter
@@ -44,7 +46,8 @@ from support.services import Service, free_port, running_executor, running_sched
 
 OVERLOAD = 1.5
 NUM_CLIENTS = 24  # of the closed loop
-EXECUTOR = ("--num-blocks", "160", "--num-swap-blocks", "40", "--max-num-seqs", "16", "--max-num-waiting", "48")
+CAPACITY_WINDOW_S = 15.0
+EXECUTOR = ("--num-blocks", "96", "--num-swap-blocks", "40", "--max-num-seqs", "16", "--max-num-waiting", "48")
 NEVER_ENDS_SECONDS = 90
 MAX_PROMPT_BYTES = 300  # a token each, and the tiny model takes 512 with the answer
 TEXT = "the river was wide and slow that year, so they waited for winter and its ice to carry the wagons over"
@@ -83,6 +86,13 @@ class Seen:
     num_answers: int = 0  # of calls that ended with OK
     num_output_tokens: int = 0
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def num_served(self) -> int:
+        return self.num_ended_with(grpc.StatusCode.OK)
+
+    def num_ended_with(self, code: grpc.StatusCode) -> int:
+        return sum(count for end, count in self.ends.items() if end.endswith(f" {code.name}"))
 
     def complain(self, problem: str) -> None:
         if len(self.problems) < 20:
@@ -138,9 +148,13 @@ async def _soak(args: argparse.Namespace, directory: Path, executor: Service, po
         _say(f"capacity: {capacity:.1f} requests/s; now {OVERLOAD * capacity:.1f} come for {seconds:.0f} s")
         calls: set[asyncio.Task[None]] = set()
         next_s, end_s = time.monotonic(), started + seconds
+        window_s, served_before = next_s, seen.num_served
         while time.monotonic() < end_s and not chaos.done():
             next_s += rng.expovariate(OVERLOAD * capacity)
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+            if (elapsed := time.monotonic() - window_s) > CAPACITY_WINDOW_S:
+                capacity = max(capacity, (seen.num_served - served_before) / elapsed)
+                window_s, served_before = window_s + elapsed, seen.num_served
             call = asyncio.create_task(_call(channel, _job(rng, next(numbers)), seen))
             calls.add(call)
             call.add_done_callback(calls.discard)
@@ -153,6 +167,8 @@ async def _soak(args: argparse.Namespace, directory: Path, executor: Service, po
         state = await _when_idle(control)
         restarts = await _stop(chaos, watching, seen)
     _check_end(state, seen)
+    if not seen.num_ended_with(grpc.StatusCode.RESOURCE_EXHAUSTED):
+        seen.complain("no request was refused: that was no overload")
     growth = memory.growth_mib(seconds / 3, loaded_s)
     if growth > args.max_growth_mib:
         seen.complain(f"the executor's memory grew by {growth:.1f} MiB")
