@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.file_download import DryRunFileInfo
 from safetensors.torch import load_file, save_file
-from transformers import MambaConfig, T5Config
+from transformers import AutoTokenizer, MambaConfig, T5Config
 
 from executor_service.kernels.build import KernelBuildError
 from executor_service.kernels.choice import KernelChoice
@@ -285,3 +286,18 @@ def test_the_cache_is_where_the_environment_says(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert gguf.default_cache_dir() == Path(expected)
+
+
+def test_a_converted_tokenizer_is_the_same_and_its_json_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tiny_model(TINY_MODELS[0]).tokenizer
+    gguf._save_tokenizer(original, tmp_path)
+    pipeline = (tmp_path / "tokenizer.json").read_text()
+    parsed: list[str] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **options: parsed.append(text) or loads(text, **options))
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loads(loaded.backend_tokenizer.to_str()) == loads(original.backend_tokenizer.to_str())
+    assert loaded.added_tokens_decoder == original.added_tokens_decoder
+    assert pipeline not in parsed
