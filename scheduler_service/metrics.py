@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from metronome.scheduler.v1 import scheduler_pb2
+from metronome.scheduler.v1.error_reason_pb2 import ErrorReason
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.state import ClusterState
@@ -26,6 +28,9 @@ CALL_SECONDS = (
 )
 REQUESTS = (0, 1, 4, 16, 64, 256, 1_024, 4_096, 16_384)
 CRASHED = "CRASHED"  # where a call failed at a fault of ours
+METHODS = [method.name for method in scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].methods]
+_CALL_REASONS = [name.removeprefix("ERROR_REASON_") for name in ErrorReason.keys()[1:]]  # the first is for none
+_ADMISSIONS = (Reason.ADMITTED, Reason.READMITTED, Reason.BACKFILLED, Reason.SKIPPED_AHEAD)
 
 
 class SchedulerMetrics:
@@ -56,9 +61,21 @@ class SchedulerMetrics:
         self._rejected = counter("requests_rejected", "Requests rejected.", "reason")
         self._shortfalls = counter("shortfalls", "Plans that leave a request waiting, by why the first does.", "reason")
         self._prefill, self._decode = (self._tokens.labels(phase) for phase in ("prefill", "decode"))
-        for mode in EvictMode:  # from the start, so that a rate has a zero to start from
-            for reason in (Reason.EVICTED_OUT_OF_BLOCKS, Reason.EVICTED_FOR_PRIORITY):
-                self._evicted.labels(_word(mode.name), _word(reason.name, "EVICTED_"))
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """Each label is there from the start: of a counter that appears with its first event a rate shows nothing."""
+        for method in METHODS:
+            for reason in (*_CALL_REASONS, CRASHED):
+                self._refused.labels(method, _word(reason))
+        for counter, prefix in ((self._rejected, "REJECTED_"), (self._shortfalls, "WAITING_")):
+            for word in _reasons(prefix):
+                counter.labels(word)
+        for admission in _ADMISSIONS:
+            self._admitted.labels(_word(admission.name))
+        for mode in EvictMode:
+            for word in _reasons("EVICTED_"):
+                self._evicted.labels(_word(mode.name), word)
 
     def answered(self, method: str, time_s: float) -> None:
         self._call_time.labels(method).observe(time_s)
@@ -123,6 +140,10 @@ def _shadow(shadow: Shadow) -> Iterator[Metric]:
     for kind in Difference:
         kinds.add_metric([kind.value], totals[kind.value])
     yield kinds
+
+
+def _reasons(prefix: str) -> Iterator[str]:
+    return (_word(reason.name, prefix) for reason in Reason if reason.name.startswith(prefix))
 
 
 def _word(name: str, prefix: str = "") -> str:

@@ -13,6 +13,7 @@ from executor_service.engine.plan import EvictMode, EvictReason, PlanSource
 from executor_service.engine.planner import FailureCause, PlanUnavailableError
 from executor_service.engine.record import Ending, Measures, PassRecord
 from executor_service.engine.request import EndCause, FinishReason
+from executor_service.errors import Reason
 from executor_service.metrics import buckets
 from executor_service.metrics.histogram import Histogram
 from executor_service.metrics.tenants import TenantLabels
@@ -21,6 +22,7 @@ from executor_service.observers import IgnoringObserver
 PARTS = ("plan", "wait_for_plan", "build", "forward", "sample", "stream")
 PHASES = ("prefill", "decode", "recomputed")
 REASONS = tuple(reason.name for reason in (*FinishReason, *EndCause))
+CALL_REASONS = tuple(name.removeprefix("ERROR_REASON_") for name in Reason.keys()[1:])  # the first is for none
 _US = 1e-6
 
 
@@ -50,7 +52,7 @@ class Tally(IgnoringObserver):
             {(mode.name, reason.name): 0 for mode in EvictMode for reason in EvictReason}
         )
         self.requests_ended: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        self.requests_refused: Counter[str] = Counter()
+        self.requests_refused: Counter[str] = Counter(dict.fromkeys(CALL_REASONS, 0))
         self.tenant_requests: Counter[str] = Counter()
         self.tenant_prompt_tokens: Counter[str] = Counter()
         self.tenant_output_tokens: Counter[str] = Counter()

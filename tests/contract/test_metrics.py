@@ -64,7 +64,8 @@ def test_an_executor_counts_the_requests_that_it_was_sent(served: dict[str, Scra
     ended = told.by_label("metronome_requests_finished_total", "reason")
     assert {reason: count for reason, count in ended.items() if count} == {"length": 2, "cancelled": 1}
     assert told.value("metronome_requests_accepted_total") == 3
-    assert told.by_label("metronome_requests_refused_total", "reason") == {"empty_prompt": 1}
+    refused = told.by_label("metronome_requests_refused_total", "reason")
+    assert {reason for reason, count in refused.items() if count} == {"empty_prompt"}
     assert told.value("metronome_generation_tokens_total") == counters.num_output_tokens
     assert told.value("metronome_prompt_tokens_total") == counters.num_prefill_tokens == 5 + 6 + 10
     assert told.value("metronome_time_to_first_token_seconds_count") == 3
