@@ -90,6 +90,16 @@ fmt: $(VENV)/.ready $(NODE_MODULES) ## Format Python, proto and TypeScript files
 golden: $(VENV)/.ready ## Write the golden scenarios anew; review the difference before you commit it
 	@$(BIN)/pytest tests/golden --update-golden
 
+# In an environment of its own: what it needs is no part of the project. A package that the index does not tell about is a
+# failure (--strict), or an index that tells nothing would be a clean bill.
+AUDIT := $(VENV)/audit
+
+.PHONY: audit
+audit: $(VENV)/.ready ## Look the versions of constraints.txt up among known vulnerabilities (asks pypi.org)
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet pip-audit; }
+	@$(AUDIT)/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip --progress-spinner off \
+	  || { echo 'audit: vulnerabilities are listed above, or else the index of vulnerabilities could not be asked' >&2; exit 1; }
+
 ##@ Contract
 
 define protoc
@@ -141,8 +151,9 @@ pictures: $(VENV)/.ready ## Draw the pictures of docs/policies.md anew, from rea
 	@PYTHONPATH=tests $(BIN)/python docs/pictures/policies.py
 
 .PHONY: pictures-live
-pictures-live: $(VENV)/.ready $(VENV)/.model ## Draw the pictures of docs/operations.md anew, from a run of the local stack
+pictures-live: $(VENV)/.ready $(VENV)/.model ## Draw the pictures of docs/operations.md anew, from runs of local stacks (needs Prometheus)
 	@$(BIN)/python docs/pictures/operations.py
+	@$(BIN)/python docs/pictures/dashboards.py
 
 .PHONY: dashboards
 dashboards: $(VENV)/.ready ## Write the dashboards of deploy/grafana anew, from their descriptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from panels import HERE, board, mean, panel, percentiles, rate
+from panels import HERE, board, mean, outcomes, panel, percentiles, rate, reasons
 
 
 def executor() -> Dashboard:
@@ -82,7 +82,7 @@ def executor() -> Dashboard:
                     "Requests that end, a second",
                     "Answers are `stop` and `length`.",
                     "reqps",
-                    {"{{reason}}": rate("metronome_requests_finished_total", by="reason", where=HERE)},
+                    outcomes(HERE),
                     stacked=True,
                 ),
                 panel(
@@ -118,7 +118,7 @@ def executor() -> Dashboard:
                     "Evictions a second",
                     "By what became of the KV, and why.",
                     "short",
-                    {"{{mode}}, {{reason}}": rate("metronome_evictions_total", by="mode, reason", where=HERE)},
+                    reasons("metronome_evictions_total", "mode, reason", everything="all", where=HERE),
                 ),
                 panel(
                     "Tokens found in the prefix cache",
@@ -143,8 +143,8 @@ def executor() -> Dashboard:
                     "Refused: they did not fit the books. Not had: no scheduler gave one.",
                     "short",
                     {
-                        "refused: {{reason}}": rate("metronome_plans_refused_total", by="reason", where=HERE),
-                        "not had: {{cause}}": rate("metronome_plan_failures_total", by="cause", where=HERE),
+                        **reasons("metronome_plans_refused_total", "reason", everything="refused", where=HERE),
+                        **reasons("metronome_plan_failures_total", "cause", everything="not had", where=HERE),
                     },
                 ),
                 panel(

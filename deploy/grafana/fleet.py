@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from panels import board, panel, percentiles, rate
+from panels import board, outcomes, panel, percentiles, rate, reasons
 
 
 def fleet() -> Dashboard:
@@ -38,7 +38,7 @@ def fleet() -> Dashboard:
                     "Requests that end, a second",
                     "Answers are `stop` and `length`.",
                     "reqps",
-                    {"{{reason}}": rate("metronome_requests_finished_total", by="reason")},
+                    outcomes(),
                     stacked=True,
                 ),
             ],
@@ -73,7 +73,7 @@ def fleet() -> Dashboard:
                     "Evictions a second",
                     "Each is work lost, or copied.",
                     "short",
-                    {"{{mode}}, {{reason}}": rate("metronome_evictions_total", by="mode, reason")},
+                    reasons("metronome_evictions_total", "mode, reason", everything="all"),
                 ),
                 panel(
                     "Plans",

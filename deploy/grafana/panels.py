@@ -58,6 +58,25 @@ def rate(counter: str, *, by: str = "", where: str = "") -> str:
     return f"sum{grouping} (rate({counter}{{{where}}}[$__rate_interval]))"
 
 
+def reasons(counter: str, labels: str, *, everything: str, where: str = "") -> Queries:
+    """How fast a counter of faults grows: in all, and by each of its labels that has any."""
+    legend = ", ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
+    return {
+        everything: rate(counter, where=where),
+        f"{everything}: {legend}": f"{rate(counter, by=labels, where=where)} > 0",
+    }
+
+
+def outcomes(where: str = "") -> Queries:
+    """How fast requests end, by how: answers always, and of the others those that there are."""
+    counter, answers = "metronome_requests_finished_total", 'reason=~"stop|length"'
+    others = ", ".join(filter(None, (where, 'reason!~"stop|length"')))
+    return {
+        "{{reason}}": rate(counter, by="reason", where=", ".join(filter(None, (where, answers)))),
+        "{{reason}} ": f"{rate(counter, by='reason', where=others)} > 0",
+    }
+
+
 def percentiles(histogram: str, where: str = "") -> Queries:
     """Median, 90th and 99th percentile of a histogram."""
     buckets = rate(f"{histogram}_bucket", by="le", where=where)

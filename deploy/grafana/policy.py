@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from panels import HERE, board, panel, percentiles, rate
+from panels import HERE, board, panel, percentiles, rate, reasons
 
 
 def policy() -> Dashboard:
     """What do the schedulers decide, and why?"""
     by_method = f'{HERE}, method=~"Plan|PlanStream"'
     shadow = "metronome_scheduler_shadow"
+    admitted = rate("metronome_scheduler_requests_admitted_total", by="reason", where=HERE)
     return board(
         "Metronome / Scheduler policy",
         "metronome-policy",
@@ -42,7 +43,7 @@ def policy() -> Dashboard:
                     "Admitted, a second",
                     "By reason.",
                     "short",
-                    {"{{reason}}": rate("metronome_scheduler_requests_admitted_total", by="reason", where=HERE)},
+                    {"{{reason}}": f"{admitted} > 0"},
                     stacked=True,
                 ),
                 panel(
@@ -51,7 +52,7 @@ def policy() -> Dashboard:
                     "percentunit",
                     {
                         "{{reason}}": f"{rate('metronome_scheduler_shortfalls_total', by='reason', where=HERE)} / "
-                        f"ignoring (reason) group_left {rate('metronome_scheduler_plans_total', where=HERE)}"
+                        f"ignoring (reason) group_left {rate('metronome_scheduler_plans_total', where=HERE)} > 0"
                     },
                     stacked=True,
                 ),
@@ -60,8 +61,11 @@ def policy() -> Dashboard:
                     "Both high: requests go in and out instead of on.",
                     "short",
                     {
-                        "{{mode}}, {{reason}}": rate(
-                            "metronome_scheduler_requests_evicted_total", by="mode, reason", where=HERE
+                        **reasons(
+                            "metronome_scheduler_requests_evicted_total",
+                            "mode, reason",
+                            everything="evicted",
+                            where=HERE,
                         ),
                         "resumed": rate("metronome_scheduler_requests_resumed_total", where=HERE),
                     },
@@ -70,8 +74,7 @@ def policy() -> Dashboard:
                     "Rejected, a second",
                     "By reason.",
                     "short",
-                    {"{{reason}}": rate("metronome_scheduler_requests_rejected_total", by="reason", where=HERE)},
-                    stacked=True,
+                    reasons("metronome_scheduler_requests_rejected_total", "reason", everything="all", where=HERE),
                 ),
                 panel(
                     "Tokens planned a second",
@@ -84,11 +87,7 @@ def policy() -> Dashboard:
                     "Calls refused, a second",
                     "`crashed` is a fault of the scheduler; all else one of the caller.",
                     "short",
-                    {
-                        "{{method}}: {{reason}}": rate(
-                            "metronome_scheduler_calls_refused_total", by="method, reason", where=HERE
-                        )
-                    },
+                    reasons("metronome_scheduler_calls_refused_total", "method, reason", everything="all", where=HERE),
                 ),
             ],
             "Shadow": [

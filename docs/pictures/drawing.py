@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, PINK = "#0a84d0", "#e08a00", "#009e73", "#cc79a7"
 GREY = "#7d8590"
+SERIES_COLOURS = (BLUE, ORANGE, GREEN, PINK, "#56b4e9", "#c5b400", "#d55e00", "#8c6bb1", "#a0724a", GREY)
 PANEL_WIDTH, PANEL_HEIGHT = 3.4, 2.2  # inches
 DOT_SIZE = 3  # points
 
@@ -91,13 +92,19 @@ def save(panel: Axes, path: Path) -> None:
     if named:
         num_columns = min(len(named), 2 * figure.axes[0].get_gridspec().ncols)
         figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=num_columns, markerscale=1.5)
+    write(figure, path)
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write a figure, and be done with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None, "Creator": None})
     plt.close(figure)
     path.write_text(_small(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _small(svg: str) -> str:
-    svg = re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", svg)
+    svg = re.sub(r"-?\d+\.\d{2,}(?=[^<>]*>)", lambda number: f"{float(number[0]):.1f}", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     svg = re.sub(r"<metadata>.*?</metadata>\n", "", svg, flags=re.DOTALL)
     return re.sub(rf"(?:{_DOT.pattern}\n?)+", _as_one_path, svg)
