@@ -7,8 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,13 @@ class Figure:
         """The median of the ratios of the pairs: what drifts between pairs cancels out."""
         return statistics.median(self.ratios)
 
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        """Where that median is with 95 % of certainty. Source: the percentile bootstrap, Efron 1979."""
+        drawn = np.random.default_rng(0).choice(self.ratios, (_RESAMPLES, len(self.ratios)))
+        low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+        return float(low), float(high)
+
 
 def print_json(figures: Sequence[Figure]) -> None:
     for figure in figures:
@@ -56,6 +66,7 @@ def print_json(figures: Sequence[Figure]) -> None:
                 "ratio": round(figure.ratio, 4),
                 "ratio_min": round(min(figure.ratios), 4),
                 "ratio_max": round(max(figure.ratios), 4),
+                "ratio_interval": [round(bound, 4) for bound in figure.ratio_interval],
             }
         print(json.dumps(line), flush=True)
 
