@@ -150,7 +150,8 @@ async def _soak(args: argparse.Namespace, directory: Path, executor: Service, po
         next_s, end_s = time.monotonic(), started + seconds
         window_s, served_before = next_s, seen.num_served
         while time.monotonic() < end_s and not chaos.done():
-            next_s += rng.expovariate(OVERLOAD * capacity)
+            # What would have come while the whole machine stood still does not come at once after it.
+            next_s = max(next_s, time.monotonic() - 1.0) + rng.expovariate(OVERLOAD * capacity)
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             if (elapsed := time.monotonic() - window_s) > CAPACITY_WINDOW_S:
                 capacity = max(capacity, (seen.num_served - served_before) / elapsed)
