@@ -95,6 +95,7 @@ class Seen:
         return sum(count for end, count in self.ends.items() if end.endswith(f" {code.name}"))
 
     def complain(self, problem: str) -> None:
+        """Of a call: the first twenty are enough."""
         if len(self.problems) < 20:
             self.problems.append(problem)
 
@@ -169,12 +170,12 @@ async def _soak(args: argparse.Namespace, directory: Path, executor: Service, po
         restarts = await _stop(chaos, watching, seen)
     _check_end(state, seen)
     if not seen.num_ended_with(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        seen.complain("no request was refused: that was no overload")
+        seen.problems.append("no request was refused: that was no overload")
     growth = memory.growth_mib(seconds / 3, loaded_s)
     if growth > args.max_growth_mib:
-        seen.complain(f"the executor's memory grew by {growth:.1f} MiB")
+        seen.problems.append(f"the executor's memory grew by {growth:.1f} MiB")
     if memory.most_of_a_scheduler > args.max_scheduler_mib:
-        seen.complain(f"a scheduler had {memory.most_of_a_scheduler:.0f} MiB")
+        seen.problems.append(f"a scheduler had {memory.most_of_a_scheduler:.0f} MiB")
     return {
         "minutes": args.minutes,
         "capacity_requests_per_s": round(capacity, 2),
@@ -330,21 +331,21 @@ async def _stop(chaos: asyncio.Task[int], watching: asyncio.Task[None], seen: Se
 def _check_end(state: executor_pb2.GetStateResponse, seen: Seen) -> None:
     books, counters = state.state.executors[0], state.counters
     if books.requests.id or state.request_names:
-        seen.complain(f"requests are left: {list(books.requests.id)}, {[n.request_id for n in state.request_names]}")
+        seen.problems.append(f"requests are left: {list(books.requests.id)}, {[n.request_id for n in state.request_names]}")
     for what, free, all_ in (
         ("KV", books.num_free_blocks, books.limits.num_blocks),
         ("swap", books.num_free_swap_blocks, books.limits.num_swap_blocks),
     ):
         if free != all_:
-            seen.complain(f"{free} of {all_} {what} blocks are free")
+            seen.problems.append(f"{free} of {all_} {what} blocks are free")
     ended = counters.num_finished + counters.num_cancelled + counters.num_expired
     ended += counters.num_rejected + counters.num_failed
     if ended != counters.num_accepted:
-        seen.complain(f"{counters.num_accepted} requests were accepted, {ended} ended")
+        seen.problems.append(f"{counters.num_accepted} requests were accepted, {ended} ended")
     if counters.num_failed or counters.num_rejected:
-        seen.complain(f"{counters.num_failed} requests failed, {counters.num_rejected} were rejected")
+        seen.problems.append(f"{counters.num_failed} requests failed, {counters.num_rejected} were rejected")
     if counters.num_finished < seen.num_answers or counters.num_output_tokens < seen.num_output_tokens:
-        seen.complain("clients have more answers or tokens than the executor gave")
+        seen.problems.append("clients have more answers or tokens than the executor gave")
 
 
 def resident_mib(pid: int) -> float:
