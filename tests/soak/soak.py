@@ -331,7 +331,8 @@ async def _stop(chaos: asyncio.Task[int], watching: asyncio.Task[None], seen: Se
 def _check_end(state: executor_pb2.GetStateResponse, seen: Seen) -> None:
     books, counters = state.state.executors[0], state.counters
     if books.requests.id or state.request_names:
-        seen.problems.append(f"requests are left: {list(books.requests.id)}, {[n.request_id for n in state.request_names]}")
+        names = [name.request_id for name in state.request_names]
+        seen.problems.append(f"requests are left: {list(books.requests.id)}, {names}")
     for what, free, all_ in (
         ("KV", books.num_free_blocks, books.limits.num_blocks),
         ("swap", books.num_free_swap_blocks, books.limits.num_swap_blocks),
