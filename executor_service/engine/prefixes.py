@@ -131,9 +131,13 @@ class Prefixes:
         if self._samples:
             for i, (row, count) in enumerate(zip(rows.tolist(), num_blocks.tolist(), strict=True)):
                 samples = self._samples_with_tail(row, count)
-                if samples is not None and (samples.tail_digest in soon or self.cache.finds_tail(samples.tail_digest)):
+                if samples is not None and (samples.tail_digest in soon or self.cache.finds(samples.tail_digest)):
                     lengths[i] = samples.num_shared_tokens % self._block_size
         return lengths
+
+    def texts(self, row: int, first: int, last: int) -> list[bytes]:
+        """The digests of a row's blocks from ``first`` to before ``last``, all full; none where nobody may share it."""
+        return self._chains[row].digests(last)[first:last] if row in self._chains else []
 
     def hashes(self, rows: Rows, blocks: Counts) -> list[int]:
         """A number for the text of each row up to the end of one of its blocks, counted from 0; equal for equal texts

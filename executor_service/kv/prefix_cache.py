@@ -172,8 +172,8 @@ class PrefixCache:
         differs = (chain.tokens(0, len(blocks)).reshape(theirs.shape) != theirs).any(axis=1)
         return blocks[: int(differs.argmax())] if differs.any() else blocks
 
-    def finds_tail(self, digest: bytes) -> bool:
-        """Whether a tail is known, by digest alone."""
+    def finds(self, digest: bytes) -> bool:
+        """Whether a block or a tail is known, by digest alone."""
         return digest in self._block_of
 
     def match_tail(self, chain: BlockChain, digest: bytes, num_tokens: int) -> int:

@@ -9,6 +9,7 @@ The code is for the generic processor of its architecture, without fast arithmet
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -54,7 +55,8 @@ def rule(function: _Function) -> _Function:
 
 def entry(function: _Function) -> _Function:
     """Compile what Python calls, and keep it on disk where there is a place for it."""
-    if CACHE_DIRECTORY is None:
+    is_of_core = Path(function.__code__.co_filename).parent == _HERE
+    if CACHE_DIRECTORY is None or not (is_of_core or os.access(CACHE_DIRECTORY, os.W_OK)):
         return cast(_Function, numba.njit(error_model="numpy")(function))
     others, _config.CACHE_LOCATOR_CLASSES = _config.CACHE_LOCATOR_CLASSES, f"{__name__}.{_Locator.__name__}"
     try:
@@ -63,16 +65,17 @@ def entry(function: _Function) -> _Function:
         _config.CACHE_LOCATOR_CLASSES = others
 
 
-def _stamp() -> str:
+def _stamp(*directories: Path) -> str:
     """What the machine code depends on, in short: Numba looks at the file of a function, not at those it calls."""
     versions = f"{numba.__version__} {llvmlite.__version__} {np.__version__}"
     stamp = blake2b(versions.encode(), digest_size=8)
-    for path in sorted(_HERE.glob("*.py")):
-        stamp.update(path.read_bytes())
+    for directory in directories:
+        for path in sorted(directory.glob("*.py")):
+            stamp.update(path.read_bytes())
     return stamp.hexdigest()
 
 
-_STAMP = _stamp()
+_STAMP = _stamp(_HERE)
 
 
 def _cache_directory() -> Path | None:
@@ -116,18 +119,20 @@ CACHE_DIRECTORY = _cache_directory()
 class _Locator(_CacheLocator):
     """Tells Numba where the machine code of the core is kept, and what it depends on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source: Path) -> None:
         self._name = name
+        # What is not of the core, but calls it, depends on the modules beside it too.
+        self._stamp = _STAMP if source.parent == _HERE else _stamp(_HERE, source.parent)
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator:
-        return cls(py_func.__name__)
+        return cls(py_func.__name__, Path(py_file))
 
     def get_cache_path(self) -> str:
         return str(CACHE_DIRECTORY)
 
     def get_source_stamp(self) -> str:
-        return _STAMP
+        return self._stamp
 
     def get_disambiguator(self) -> str:
         return self._name

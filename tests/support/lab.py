@@ -64,6 +64,8 @@ def drawn_workload(count: int, *, mean_gap_ms: float, seed: int = 1, **columns: 
 class VerifyingPlanner(CorePlanner):
     """The planning core, each of whose states and plans is checked by the scheduler's own rules."""
 
+    is_core = False
+
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self._verified = policy

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from executor_service.kv.prefix_cache import BlockChain
-from metronome_lab.simulated.executor import EPOCH_US, SimulatedExecutor
+from metronome_lab.simulated.clock import EPOCH_US
+from metronome_lab.simulated.executor import SimulatedExecutor
 from metronome_lab.simulated.planners import CorePlanner
 from metronome_lab.workload.requests import Workload
 from scheduler_service.core.placement import Placement, place

@@ -152,12 +152,13 @@ class GapRecords:
         self.count = 0
         self.total_us = 0
 
-    def add(self, gaps_us: Column, times: int = 1) -> None:
-        """Each of these gaps, [n], all at least 1, so many times."""
+    def add(self, gaps_us: Column, times: Column | int = 1) -> None:
+        """Each of these gaps, [n], all at least 1, so many times, [n]."""
         bins = (np.log(gaps_us) / self._RATIO).astype(np.int64)
-        self._counts += np.bincount(bins, minlength=self._NUM_BINS) * times
-        self.count += len(gaps_us) * times
-        self.total_us += int(gaps_us.sum()) * times
+        times = np.broadcast_to(times, bins.shape)
+        np.add.at(self._counts, bins, times)
+        self.count += int(times.sum())
+        self.total_us += int((gaps_us * times).sum())
 
     @property
     def mean_us(self) -> float:
@@ -186,16 +187,15 @@ class ServiceRecords:
         self._num_spans = 0
 
     def add(self, end_us: Column, tokens_of: Column) -> None:
-        """Passes that end at these times, [n], each with so many tokens of each tenant, [num_tenants]."""
+        """Passes that end at these times, [n], with so many tokens of each tenant, [num_tenants, n]."""
         first, last = int(end_us[0]) // self.span_us, int(end_us[-1]) // self.span_us
         while last >= self._tokens.shape[1]:
             self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)], axis=1)
         self._num_spans = max(self._num_spans, last + 1)
         if first == last:
-            self._tokens[:, first] += tokens_of * len(end_us)
+            self._tokens[:, first] += tokens_of.sum(axis=1)
         else:
-            passes = np.bincount(end_us // self.span_us - first)
-            self._tokens[:, first : last + 1] += np.outer(tokens_of, passes)
+            np.add.at(self._tokens.T, end_us // self.span_us, tokens_of.T)
 
     @property
     def tokens(self) -> NDArray[np.int64]:

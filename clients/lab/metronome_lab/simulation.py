@@ -51,18 +51,18 @@ def simulate(
     seed: int = 0,
     planner: Planner | None = None,
     keep_iterations: bool = True,
-    repeat: bool = True,
+    play_ahead: bool = True,
     on_progress: Callable[[int], None] = lambda num_arrived: None,
 ) -> Records:
     """Play a workload to its end. `planner` None: the planning core, by `policy`; else it must plan by `policy` too.
 
-    `keep_iterations`: whether each pass has a row. `repeat` False: a plan is asked for before each pass, also where it
-    is certain to be the same as before. Raises LabError.
+    `keep_iterations`: whether each pass has a row. `play_ahead` False: `planner` and the books are asked before each
+    pass, also where that makes no difference (see simulated/quiet.py). Raises LabError.
     """
     records = Records(workload, keep_iterations=keep_iterations)
     planner = planner or CorePlanner(policy)
     executors = [
-        SimulatedExecutor(number, fleet.hardware, planner, records, policy=policy, repeat=repeat)
+        SimulatedExecutor(number, fleet.hardware, planner, records, policy=policy, play_ahead=play_ahead)
         for number in range(fleet.num_executors)
     ]
     place = placer(fleet.placement, executors, workload, seed)

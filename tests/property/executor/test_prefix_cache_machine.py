@@ -158,7 +158,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         name, index = (text.tenant, text.words[:num_words]), num_words // BLOCK_SIZE
         digest = text.chain.tail_digest(num_words)
         assert self.cache.match_tail(text.chain, digest, num_words) == self.tails.get(name, -1)
-        assert self.cache.finds_tail(digest) == (name in self.tails)
+        assert self.cache.finds(digest) == (name in self.tails)
         if forget and name in self.tails:
             self.cache.forget_texts([digest])
             block = self.tails.pop(name)

@@ -58,7 +58,7 @@ class DriveFigures:
 def plan_calls(workload: Workload, hardware: Hardware, policy: Policy) -> list[PlanCall]:
     """Play a workload on one executor and keep what it asks. Raises LabError."""
     recorder = _Recorder(policy)
-    simulate(workload, Fleet(hardware=hardware), policy, planner=recorder, repeat=False)
+    simulate(workload, Fleet(hardware=hardware), policy, planner=recorder, play_ahead=False)
     if len(recorder.asked) < 2:
         raise LabError(f"{workload.name} asks for {len(recorder.asked)} plans", "give more requests")
     times_us = [snapshot.now_us for snapshot in recorder.asked]

@@ -129,7 +129,7 @@ class _Answer:
         workload = self._records.requests.workload
         of_tenants = np.zeros(len(workload.tenants), dtype=np.int64)
         of_tenants[workload.tenant[self._index]] = num_tokens
-        self._records.service.add(np.array([now_us]), of_tenants)
+        self._records.service.add(np.array([now_us]), of_tenants[:, None])
 
 
 @asynccontextmanager

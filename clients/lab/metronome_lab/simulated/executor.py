@@ -11,10 +11,9 @@ but where an answer ends before its bound: what that frees, the plan of one pass
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from executor_service.engine.apply import CheckedPlan, PlanRefusedError, apply, check
 from executor_service.engine.books import Books, Rows, Status
@@ -25,23 +24,24 @@ from metronome_lab.errors import LabError
 from metronome_lab.hardware.cost import PassCost
 from metronome_lab.hardware.profile import Hardware
 from metronome_lab.records import NEVER, Outcome, Records
+from metronome_lab.simulated.ahead import Player
+from metronome_lab.simulated.clock import EPOCH_US
 from metronome_lab.simulated.planners import Planner
-from metronome_lab.simulated.repetition import is_repeatable, most_passes, repeating_rows
 from metronome_lab.simulated.sequence import SimulatedRequest, SimulatedSequence, Stopping
 from scheduler_service.core.policy import Policy
 
 if TYPE_CHECKING:  # it needs torch to know what is done to logits
     from executor_service.engine.sequence import Sequence
 
-# The run starts here on the clock that executors show schedulers: any time, but none before 1970.
-EPOCH_US = 1_700_000_000_000_000
 # How long an executor rests whose plan runs nobody.
 RETRY_US = 50_000
 _MOST_RETRIES = 10_000
-# What the lab remembers of a request beside the columns of the books; `stops_after`: the token that ends its answer.
+# What the lab remembers of a request beside the columns of the books; `stops_after`: the token that ends its answer;
+# `num_named_blocks`: how many of its first ones others may have too.
 _COLUMNS: dict[str, type[np.generic]] = {
     "stops_after": np.int32,
     "last_token_us": np.int64,
+    "num_named_blocks": np.int32,
 }
 
 
@@ -56,9 +56,9 @@ class SimulatedExecutor:
         records: Records,
         *,
         policy: Policy | None,
-        repeat: bool = True,
+        play_ahead: bool = True,
     ) -> None:
-        """`policy`: by which plans are made, None where that is not known. `repeat` False: ask for each plan."""
+        """`policy`: by which plans are made, None where that is not known. `play_ahead` False: ask for each plan."""
         self.number = number
         self.hardware = hardware
         self.now_us = 0
@@ -69,7 +69,10 @@ class SimulatedExecutor:
         self._fitter = None if hardware.cost is None else hardware.cost.fitter(hardware.limits)
         self._planner = planner
         self._records = records
-        self._policy = policy if policy is not None and repeat and is_repeatable(policy) else None
+        self._player = None
+        # What an executor learns of a pass may change its next plan.
+        if play_ahead and self._fitter is None and policy is not None and policy.kv_residency_charge == 0:
+            self._player = Player(number, self.books, records, hardware, policy, may_decide=planner.is_core)
         self._has_news = False  # requests came that no plan knows of yet
         self._num_retries = 0
 
@@ -96,11 +99,15 @@ class SimulatedExecutor:
             return
         if self.is_idle:
             self.now_us = max(self.now_us, arrival_us)
-        self.books.add(self.sequence(index))
-        self.books["stops_after"][self.books.rows_of([index + 1])] = workload.num_output_tokens[index]
+        sequence = self.sequence(index)
+        # Books ask a sequence for its tokens and its request, and for no more.
+        self.books.add(cast("Sequence", sequence))
+        row = self.books.rows_of([index + 1])
+        self.books["stops_after"][row] = workload.num_output_tokens[index]
+        self.books["num_named_blocks"][row] = sequence.num_named_tokens // self.books.limits.block_size
         self._has_news = True
 
-    def sequence(self, index: int) -> Sequence:
+    def sequence(self, index: int) -> SimulatedSequence:
         """A request of the workload, as books take it."""
         workload = self._records.requests.workload
         request = SimulatedRequest(
@@ -112,20 +119,30 @@ class SimulatedExecutor:
             expected_output_tokens=int(workload.expected_output_tokens[index]),
             arrival_time_us=EPOCH_US + int(workload.arrival_us[index]),
         )
-        # Books ask a sequence for its tokens and its request, and for no more.
-        return cast("Sequence", SimulatedSequence(request, workload.prefixes[index]))
+        return SimulatedSequence(request, workload.prefixes[index])
 
     def advance(self, until_us: int) -> None:
         """Run every pass that begins before `until_us`. Raises LabError where plans go on to run nobody."""
         while self.now_us < until_us and not self.is_idle:
-            if not self._repeat(until_us):
-                self._step()
+            snapshot = take_to_plan(self.books, now_us=EPOCH_US + self.now_us, latency=self._latency)
+            if not self._play_ahead(snapshot, until_us):
+                self._step(snapshot)
+            self._has_news = False
+
+    def _play_ahead(self, snapshot: Snapshot, until_us: int) -> bool:
+        """Run the passes in which nobody enters or leaves, all at once. Returns whether there are any."""
+        ahead = self._player.play(snapshot, until_us, has_news=self._has_news) if self._player is not None else None
+        if ahead is None:
+            return False
+        self.now_us = ahead.now_us
+        self._finish(ahead.finished)
+        self._num_retries = 0
+        return True
 
     # One pass by a plan
 
-    def _step(self) -> None:
+    def _step(self, snapshot: Snapshot) -> None:
         books = self.books
-        snapshot = take_to_plan(books, now_us=EPOCH_US + self.now_us, latency=self._latency)
         plan = self._planner.plan(snapshot, self._name)
         self._records.num_plans += 1
         try:
@@ -142,7 +159,6 @@ class SimulatedExecutor:
             self._run(checked, num_copied)
         elif not checked.reject:
             self._rest()
-        self._has_news = False
 
     def _apply(self, checked: CheckedPlan) -> int:
         """Change the books as the plan says. Returns how many blocks are copied."""
@@ -163,18 +179,23 @@ class SimulatedExecutor:
         samples = num_tokens >= books.num_lacking_tokens(rows)
         num_decodes, num_prefill_tokens = int(decodes.sum()), int(num_tokens[~decodes].sum())
         context_lens = books["num_computed_tokens"][rows] + num_tokens
-        num_kv_tokens = context_lens[decodes].sum(keepdims=True)
-        duration_us = self._cost.times_us(
-            num_prefill_tokens=num_prefill_tokens,
-            num_decodes=num_decodes,
-            num_kv_tokens=num_kv_tokens,
-            num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
-            num_copied_blocks=num_copied,
+        num_kv_tokens = int(context_lens[decodes].sum())
+        duration_us = int(
+            self._cost.times_us(
+                num_prefill_tokens=num_prefill_tokens,
+                num_decodes=num_decodes,
+                num_kv_tokens=np.array([num_kv_tokens]),
+                num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
+                num_copied_blocks=num_copied,
+            )[0]
         )
         self._learn(num_prefill_tokens, num_decodes, num_kv_tokens, duration_us)
         if self._has_news:
             duration_us += self.hardware.plan_wait_us
         figures = (
+            self.number,
+            self.now_us,
+            duration_us,
             num_prefill_tokens,
             int(num_tokens.sum()) - num_prefill_tokens,
             len(rows) - num_decodes,
@@ -186,103 +207,48 @@ class SimulatedExecutor:
             len(checked.evict_by_recompute),
             len(checked.reject),
         )
-        self._carry_out(rows, num_tokens, rows[samples], duration_us, figures)
+        self.now_us += duration_us
+        records, indexes = self._records, books["id"][rows] - 1
+        records.requests.num_run_tokens[indexes] += num_tokens
+        served = np.bincount(
+            records.requests.workload.tenant[indexes], num_tokens, len(records.requests.workload.tenants)
+        )
+        records.service.add(np.array([self.now_us]), served.astype(np.int64)[:, None])
+        books.advance(rows, num_tokens)
+        books.iteration += 1
+        num_finished = self._give_tokens(rows[samples])
+        records.iterations.add(1, (*figures, num_finished))
 
-    # Passes that repeat
-
-    def _repeat(self, until_us: int) -> bool:
-        """Run as many passes at once as certainly have one plan. Returns whether there were any."""
-        books, policy = self.books, self._policy
-        if policy is None or self._has_news:
-            return False
-        rows = repeating_rows(books, policy)
-        if rows is None:
-            return False
-        most = most_passes(books, rows, int((books["stops_after"][rows] - books["num_output_tokens"][rows]).min()))
-        if not most:
-            return False
-        first_kv_tokens = int(books["num_computed_tokens"][rows].sum()) + len(rows)
-        num_kv_tokens = first_kv_tokens + len(rows) * np.arange(most)
-        durations_us = self._cost.times_us(num_prefill_tokens=0, num_decodes=len(rows), num_kv_tokens=num_kv_tokens)
-        begins_us = self.now_us + np.cumsum(durations_us) - durations_us
-        count = int(np.searchsorted(begins_us, until_us))
-        self._learn(0, len(rows), num_kv_tokens[:count], durations_us[:count])
-        computed, held = books["num_computed_tokens"][rows], books["num_blocks"][rows]
-        after = books.num_blocks_for(computed + np.arange(1, count + 1, dtype=np.int32)[:, None])  # [count, num_rows]
-        num_free = books.block_pool.num_free - (after - held).clip(min=0).sum(axis=1)
-        num_tokens = np.full(len(rows), count, dtype=np.int32)
-        books.grow(rows, num_tokens)
-        figures = (0, len(rows), 0, *self._statuses(), num_free, 0, 0, 0, 0, 0)
-        self._carry_out(rows, num_tokens, rows, durations_us[:count], figures)
-        return True
-
-    # What both do
-
-    def _learn(
-        self, num_prefill_tokens: int, num_decodes: int, num_kv_tokens: NDArray[Any], durations_us: NDArray[np.int64]
-    ) -> None:
-        """[n] passes were measured, which differ in the tokens of KV that decodes read."""
-        if self._fitter is None:
-            return
-        for kv_tokens, duration_us in zip(num_kv_tokens.tolist(), durations_us.tolist(), strict=True):
+    def _learn(self, num_prefill_tokens: int, num_decodes: int, num_kv_tokens: int, duration_us: int) -> None:
+        """A pass was measured."""
+        if self._fitter is not None:
             self._fitter.add_pass(
                 MeasuredPass(
                     num_prefill_tokens=num_prefill_tokens,
                     num_decodes=num_decodes,
-                    num_kv_tokens=kv_tokens,
+                    num_kv_tokens=num_kv_tokens,
                     time_us=duration_us,
                 )
             )
 
-    def _carry_out(
-        self,
-        rows: Rows,
-        num_tokens: NDArray[np.int32],
-        sampled: Rows,
-        durations_us: NDArray[np.int64],
-        figures: tuple[int | NDArray[Any], ...],
-    ) -> None:
-        """[n] passes, one after another, in which `rows` run `num_tokens` in all and `sampled` get a token in each.
+    def _give_tokens(self, rows: Rows) -> int:
+        """Each of `rows` has one more token now. Returns how many answers are complete with that."""
+        books, requests = self.books, self._records.requests
+        indexes, gaps_us = books["id"][rows] - 1, self.now_us - books["last_token_us"][rows]
+        is_later = books["num_output_tokens"][rows] > 0
+        requests.first_token_us[indexes[~is_later]] = self.now_us
+        later, gaps_us = indexes[is_later], gaps_us[is_later]
+        self._records.gaps.add(gaps_us)
+        requests.max_gap_us[later] = np.maximum(requests.max_gap_us[later], gaps_us)
+        books["num_output_tokens"][rows] += 1
+        books["last_token_us"][rows] = self.now_us
+        finished = rows[books["num_output_tokens"][rows] >= books["stops_after"][rows]]
+        self._finish(finished)
+        return len(finished)
 
-        `figures`: the columns of iterations between the duration and the answers that are complete.
-        """
-        books, records, count = self.books, self._records, len(durations_us)
-        begins_us = self.now_us + np.cumsum(durations_us) - durations_us
-        ends_us = begins_us + durations_us
-        books.iteration += count - 1
-        indexes = books["id"][rows] - 1
-        records.requests.num_run_tokens[indexes] += num_tokens
-        tenants = records.requests.workload.tenant[indexes]
-        of_tenants = np.bincount(tenants, weights=num_tokens, minlength=len(records.requests.workload.tenants))
-        records.service.add(ends_us, of_tenants.astype(np.int64) // count)
-        books.advance(rows, num_tokens)
-        books.iteration += 1
-        self._count_tokens(sampled, durations_us, ends_us)
-        self.now_us = int(ends_us[-1])
-        finished = sampled[books["num_output_tokens"][sampled] >= books["stops_after"][sampled]]
-        for request_id in books["id"][finished].tolist():
+    def _finish(self, rows: Rows) -> None:
+        for request_id in self.books["id"][rows].tolist():
             self._end(request_id, Outcome.FINISHED)
-        num_finished = np.zeros(count, dtype=np.int64)
-        num_finished[-1] = len(finished)
-        records.iterations.add(count, (self.number, begins_us, durations_us, *figures, num_finished))
-
-    def _count_tokens(self, rows: Rows, durations_us: NDArray[np.int64], ends_us: NDArray[np.int64]) -> None:
-        """Each of `rows` gets a token at the end of each pass."""
-        books, records = self.books, self._records
-        indexes, last_us = books["id"][rows] - 1, books["last_token_us"][rows]
-        is_first = books["num_output_tokens"][rows] == 0
-        records.requests.first_token_us[indexes[is_first]] = ends_us[0]
-        later = ~is_first
-        longest_us = np.zeros(len(rows), dtype=np.int64)
-        longest_us[later] = ends_us[0] - last_us[later]
-        if later.any():
-            records.gaps.add(longest_us[later])
-        if len(ends_us) > 1:
-            records.gaps.add(durations_us[1:], times=len(rows))
-            longest_us = np.maximum(longest_us, durations_us[1:].max())
-        records.requests.max_gap_us[indexes] = np.maximum(records.requests.max_gap_us[indexes], longest_us)
-        books["num_output_tokens"][rows] += len(ends_us)
-        books["last_token_us"][rows] = ends_us[-1]
 
     def _end(self, request_id: int, outcome: Outcome) -> None:
         books, requests, index = self.books, self._records.requests, request_id - 1

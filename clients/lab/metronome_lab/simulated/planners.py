@@ -32,13 +32,17 @@ from scheduler_service.core.state import (
 
 
 class Planner(Protocol):
-    """Plans a pass; the same state has the same plan."""
+    """Plans a pass; the same state has the same plan. `is_core`: it need not be asked, as the core plans alike here."""
+
+    is_core: bool
 
     def plan(self, snapshot: Snapshot, executor_id: str) -> Plan: ...
 
 
 class CorePlanner:
     """The planning core itself, without protobuf between: arrays in, arrays out."""
+
+    is_core = True
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -95,6 +99,8 @@ def _prefixes(common: CommonPrefixes) -> CachedPrefixes:
 
 class ServicePlanner:
     """A scheduler service, asked as an executor asks it. Raises MetronomeError where it does not answer."""
+
+    is_core = False
 
     def __init__(self, client: SchedulerClient, policy: Policy) -> None:
         self._client = client

@@ -75,6 +75,11 @@ class SimulatedSequence:
         self._named: NDArray[np.int32] = np.repeat(prefix, PREFIX_BLOCK_TOKENS)[: len(request.prompt_token_ids)]
 
     @property
+    def num_named_tokens(self) -> int:
+        """How many of its first tokens a trace names: others may have the same."""
+        return len(self._named)
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
 

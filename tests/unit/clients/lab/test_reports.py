@@ -79,7 +79,7 @@ def test_fairness_counts_while_both_tenants_wait() -> None:
     columns = {"tenant": np.array([0, 1]), "tenants": ("a", "b")}
     records = records_of((0, 4), (1, 5), **columns)
     for end_s, tokens in ((0, (1000, 0)), (1, (30, 10)), (2, (20, 20)), (3, (10, 10)), (4, (0, 500))):
-        records.service.add(np.array([end_s * 1_000_000 + 500_000]), np.array(tokens))
+        records.service.add(np.array([end_s * 1_000_000 + 500_000]), np.array(tokens)[:, None])
 
     fairness = fairness_of(records)
 

@@ -78,16 +78,37 @@ def test_every_request_ends_once_tokens_add_up_and_no_block_is_lost(name: str) -
     [*((name, PrefixScope.TENANT) for name in POLICIES), ("fifo", PrefixScope.OFF)],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_passes_that_repeat_are_what_a_plan_for_each_gives(name: str, scope: PrefixScope) -> None:
+def test_passes_played_ahead_are_what_a_plan_for_each_gives(name: str, scope: PrefixScope) -> None:
     workload = drawn_workload(14, mean_gap_ms=40, seed=2).bounded_by(50)
     hardware = hardware_of(num_blocks=96, num_swap_blocks=30, max_num_seqs=4, max_model_len=1300, prefix_scope=scope)
     fleet = Fleet(hardware=hardware)
 
-    fast, plain = (simulate(workload, fleet, POLICIES[name], repeat=repeat) for repeat in (True, False))
+    fast, plain = (simulate(workload, fleet, POLICIES[name], play_ahead=ahead) for ahead in (True, False))
 
     assert tables(fast) == tables(plain)
     assert plain.num_plans >= plain.iterations.num_iterations
     assert fast.num_plans < plain.num_plans or POLICIES[name].kv_residency_charge > 0
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("num_blocks", [90, 150, 400])  # all is lost soon; something is found; nothing is lost
+def test_where_prompts_begin_alike_passes_played_ahead_are_what_a_plan_for_each_gives(
+    num_blocks: int, holds: bool
+) -> None:
+    """Prompts of whole blocks among them: the last one is computed by each, although it can be found."""
+    draw = np.random.default_rng(num_blocks)
+    prompts = draw.choice([512, 528, 1024, 1040, 1100], 24)
+    names = [[draw.integers(0, 3), draw.integers(3, 5)][: prompt // 512 - draw.integers(0, 2)] for prompt in prompts]
+    columns = {"num_prompt_tokens": prompts.astype(np.int32), "prefixes": [np.array(n, dtype=np.int32) for n in names]}
+    workload = replace(drawn_workload(24, mean_gap_ms=30).bounded_by(40), **columns)
+    hardware = hardware_of(num_blocks=num_blocks, num_swap_blocks=30, max_num_seqs=4, max_model_len=1250)
+    policy = Policy(chunk_size_tokens=64, watermark=0.0, hold_for_shared_prefix=holds)
+
+    ahead, plain = (simulate(workload, Fleet(hardware=hardware), policy, play_ahead=ahead) for ahead in (True, False))
+
+    assert tables(ahead) == tables(plain)
+    assert ahead.num_plans < plain.num_plans
+    assert (ahead.requests.num_cached_tokens > 0).any()
 
 
 @pytest.mark.parametrize(
