@@ -17,7 +17,7 @@ from metronome_lab.records import Records
 from metronome_lab.simulated.executor import SimulatedExecutor
 from metronome_lab.simulated.planners import CorePlanner
 from metronome_lab.simulation import FOREVER_US, Fleet, simulate
-from support.lab import LATENCY, drawn_workload, hardware_of, workload_of
+from support.lab import LATENCY, hardware_of, workload_of
 
 COST = PassCost(
     pass_us=2000.0,
@@ -94,16 +94,6 @@ def test_costs_that_cannot_be_are_refused(line: str, message: str, tmp_path: Pat
     path.write_text(path.read_text() + f"\n[cost]\n{rest}{line}\n")
     with pytest.raises(LabError, match=message):
         load_hardware(str(path))
-
-
-@pytest.mark.parametrize("profile", ["fifo", "vllm"])
-def test_an_executor_that_learns_does_so_alike_with_passes_at_once(profile: str) -> None:
-    workload = drawn_workload(14, mean_gap_ms=40, seed=2)
-    fleet = Fleet(hardware=replace(hardware_of(num_blocks=96, max_num_seqs=4, max_model_len=1300), cost=COST))
-    fast, plain = (simulate(workload, fleet, named_policy(profile), repeat=repeat) for repeat in (True, False))
-    assert fast.num_plans < plain.num_plans
-    for name, column in plain.iterations.columns().items():
-        assert np.array_equal(fast.iterations.columns()[name], column), name
 
 
 def test_it_tells_what_it_learnt_and_its_passes_take_what_they_cost() -> None:
