@@ -161,7 +161,7 @@ dashboards: $(VENV)/.ready ## Write the dashboards of deploy/grafana anew, from 
 
 .PHONY: lab
 lab: $(VENV)/.ready ## Write the lessons of the policy lab anew, pages and pictures, from runs in virtual time
-	@for lesson in batching surge memory chunks phases; do $(BIN)/python docs/lab/lessons/$$lesson.py; done
+	@for lesson in batching surge memory chunks phases papers; do $(BIN)/python docs/lab/lessons/$$lesson.py; done
 
 ##@ Other
 
