@@ -55,6 +55,7 @@ from scheduler_service.core.verify import Violation
 
 POLICY_ENUMS: dict[str, type[IntEnum]] = {
     "ordering": Ordering,
+    "ordering_within_tenant": Ordering,
     "admission": Admission,
     "preemption": Preemption,
     "victim": Victim,

@@ -97,6 +97,7 @@ class Settings:
     max_num_waiting_per_tenant: int
     reject_missed_deadlines: bool
     max_inter_token_slowdown: float
+    ordering_within_tenant: int
 
 
 def _dtype(record: type) -> np.dtype[Any]:
@@ -110,13 +111,15 @@ _LIMITS, _LATENCY, _SETTINGS = map(_dtype, (Limits, Latency, Settings))
 class Case(NamedTuple):
     """One executor's state and the policy.
 
-    `requests`: int64 [num_columns, num_requests]. `rank`: [num_requests], what the policy orders by, the least first;
-    written by `rank.py` before anything else is decided. `parent`, `num_free_of_prefix`: [num_prefixes], the columns of
-    the cached prefixes. `weight`, `service`: [num_tenants].
+    `requests`: int64 [num_columns, num_requests]. `rank`: [num_requests], what the policy orders by, the least first,
+    and `rank_within_tenant`, the same among those of one tenant under FAIR, else 0; `rank.py` writes both before
+    anything else is decided. `parent`, `num_free_of_prefix`: [num_prefixes], the columns of the cached prefixes.
+    `weight`, `service`: [num_tenants].
     """
 
     requests: IntArray
     rank: IntArray
+    rank_within_tenant: IntArray
     parent: IntArray
     num_free_of_prefix: IntArray
     weight: FloatArray
@@ -135,6 +138,7 @@ def case_of(executor: ExecutorState, policy: Policy) -> Case:
     tenants = executor.tenants if len(executor.tenants) > 0 else NOBODY_NAMED
     return Case(
         matrix,
+        np.zeros(matrix.shape[1], dtype=np.int64),
         np.zeros(matrix.shape[1], dtype=np.int64),
         executor.prefixes.parent,
         executor.prefixes.num_free_blocks,
@@ -199,6 +203,7 @@ def _settings(policy: Policy) -> Settings:
         _bound(policy.max_num_waiting_per_tenant),
         policy.reject_missed_deadlines,
         policy.max_inter_token_slowdown,
+        policy.ordering_within_tenant.value,
     )
     return cast(Settings, np.array(settings, dtype=_SETTINGS)[()])
 

@@ -45,7 +45,7 @@ class RequestFacts:
     id: int
     status: RequestStatus
     arrival_time_us: int
-    rank: float
+    rank: tuple[float, float]
     priority: int
     tenant: int
     num_tokens: int
@@ -65,7 +65,7 @@ class RequestFacts:
     reused: Mapping[int, int]
 
     @property
-    def order(self) -> tuple[float, int, int]:
+    def order(self) -> tuple[tuple[float, float], int, int]:
         return self.rank, self.arrival_time_us, self.id
 
     @property
@@ -198,7 +198,7 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
             id=int(table.id[row]),
             status=RequestStatus(int(table.status[row])),
             arrival_time_us=arrival,
-            rank=_rank(policy, work, arrival, priority, deadline, counters[tenant]),
+            rank=_ranks(policy, work, num_tokens - num_computed, arrival, priority, deadline, counters[tenant]),
             priority=priority,
             tenant=tenant,
             num_tokens=num_tokens,
@@ -221,20 +221,28 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
     return requests
 
 
-def _rank(policy: Policy, work: int, arrival: int, priority: int, deadline: int, counter: float) -> float:
+def _ranks(
+    policy: Policy, work: int, prefill: int, arrival: int, priority: int, deadline: int, counter: float
+) -> tuple[float, float]:
+    """Rank, and that within the tenant: 0 where nobody asks for it."""
     aging_us = round(min(max(policy.aging_seconds * 1e6, 1.0), 2.0**62))
-    match policy.ordering:
-        case Ordering.FIFO:
-            return 0
-        case Ordering.SHORTEST_JOB_FIRST:
-            mantissa, exponent = math.frexp(work)
-            return exponent + 2 * mantissa - 2 + float(arrival) / float(aging_us)
-        case Ordering.PRIORITY:
-            return max(min(arrival, 2**62), -(2**62)) // aging_us - priority
-        case Ordering.EARLIEST_DEADLINE_FIRST:
-            return deadline if deadline > 0 else math.inf
-        case Ordering.FAIR:
-            return counter
+
+    def rank_by(ordering: Ordering) -> float:
+        match ordering:
+            case Ordering.FIFO:
+                return 0
+            case Ordering.SHORTEST_JOB_FIRST | Ordering.SHORTEST_PREFILL_FIRST:
+                mantissa, exponent = math.frexp(work if ordering is Ordering.SHORTEST_JOB_FIRST else prefill)
+                return exponent + 2 * mantissa - 2 + float(arrival) / float(aging_us)
+            case Ordering.PRIORITY:
+                return max(min(arrival, 2**62), -(2**62)) // aging_us - priority
+            case Ordering.EARLIEST_DEADLINE_FIRST:
+                return deadline if deadline > 0 else math.inf
+            case Ordering.FAIR:
+                return counter
+
+    within = rank_by(policy.ordering_within_tenant) if policy.ordering is Ordering.FAIR else 0
+    return rank_by(policy.ordering), within
 
 
 def _tenant_counters(executor: ExecutorState) -> list[float]:

@@ -1,7 +1,7 @@
 """Who comes first.
 
-- Of those that run: by rank (`rank.py`), then arrival time, then id.
-- In the queue: by rank, then those that have run before, then arrival time, then id.
+- Of those that run: by rank (`rank.py`), under FAIR by that within the tenant, then arrival time, then id.
+- In the queue: by the same ranks, then those that have run before, then arrival time, then id.
 - FAIR takes the queue tenant by tenant: see `fairness.py`.
 
 Row order never matters, since ids are unique. The queue may hold ten thousand requests and a plan admits a few, so a
@@ -28,11 +28,12 @@ def in_order(rows: IntArray, case: Case) -> IntArray:
 @compiled
 def order_of(rows: IntArray, case: Case) -> IntArray:
     """Which of the rows comes first, second, ... of those that run."""
-    keys, rank, requests = np.empty((3, len(rows)), dtype=np.int64), case.rank, case.requests
+    keys, requests = np.empty((4, len(rows)), dtype=np.int64), case.requests
     for place in range(len(rows)):
-        keys[0, place] = rank[rows[place]]
-        keys[1, place] = requests[ARRIVAL_TIME_US, rows[place]]
-        keys[2, place] = requests[ID, rows[place]]
+        keys[0, place] = case.rank[rows[place]]
+        keys[1, place] = case.rank_within_tenant[rows[place]]
+        keys[2, place] = requests[ARRIVAL_TIME_US, rows[place]]
+        keys[3, place] = requests[ID, rows[place]]
     return places_in_order(keys)
 
 
@@ -46,8 +47,10 @@ def comes_before_in_queue(case: Case, one: int, other: int) -> bool:
 
 @rule
 def comes_before_within_rank(case: Case, one: int, other: int) -> bool:
-    """The same of two whose rank is one."""
-    requests = case.requests
+    """The same of two whose rank is one, as that of those of one tenant is under FAIR."""
+    requests, rank = case.requests, case.rank_within_tenant
+    if rank[one] != rank[other]:
+        return rank[one] < rank[other]
     if ran_before(case, one) != ran_before(case, other):
         return ran_before(case, one)
     if requests[ARRIVAL_TIME_US, one] != requests[ARRIVAL_TIME_US, other]:

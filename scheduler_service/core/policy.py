@@ -19,6 +19,7 @@ class Ordering(IntEnum):
     PRIORITY = 3
     EARLIEST_DEADLINE_FIRST = 4
     FAIR = 5
+    SHORTEST_PREFILL_FIRST = 6
 
 
 class Admission(IntEnum):
@@ -101,6 +102,7 @@ class Policy:
     max_num_waiting_per_tenant: int | None = None
     reject_missed_deadlines: bool = False
     max_inter_token_slowdown: float = 0.0
+    ordering_within_tenant: Ordering = Ordering.FIFO
 
 
 # Least value that a setting may have; the value itself is allowed where `_ABOVE` does not name the setting.
@@ -131,6 +133,10 @@ def check_policy(policy: Policy, field: str) -> None:
         raise PolicyConflictError(
             f"{field}.preemption",
             f"NEVER needs admission RESERVE, and admission is {policy.admission.name}: a full cache would stand still",
+        )
+    if policy.ordering_within_tenant is Ordering.FAIR:
+        raise PolicyConflictError(
+            f"{field}.ordering_within_tenant", "FAIR is between tenants: within one there is nobody to share with"
         )
     if policy.preemption is Preemption.FOR_PRIORITY and policy.ordering is not Ordering.PRIORITY:
         raise PolicyConflictError(

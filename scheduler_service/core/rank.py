@@ -3,12 +3,15 @@
 - FIFO: all are alike.
 - SHORTEST_JOB_FIRST: the tokens left to compute, in powers of two, plus the arrival time in steps of `aging_seconds`:
   a request that has waited one step longer stands where one of half its work does.
+- SHORTEST_PREFILL_FIRST: the same of the tokens left until the next one is sampled: until the first token, for one that
+  waits. What is not known, how long answers get, does not matter.
 - PRIORITY: the arrival time in steps of `aging_seconds`, less the priority: one step of waiting is worth one level.
 - EARLIEST_DEADLINE_FIRST: the deadline; those without one come last.
 - FAIR: the service of the tenant so far over its weight, its virtual token counter (VTC, arXiv 2401.00588). The
   executor adds it up: tokens, and `kv_residency_charge`, of which plans tell it, for a block held in a pass. A tenant
   that has nothing on the device is lifted to where the least of those that have stands, just before it: being idle
-  earns no credit, and what others have queued earlier does not stand before its turn.
+  earns no credit, and what others have queued earlier does not stand before its turn. Those of one tenant are ranked by
+  `ordering_within_tenant`, one of the others.
 
 Aging needs no clock. Two that wait gain alike, so what one has waited longer is the difference of their arrivals, for
 ever: the order of two requests does not turn around while they wait, and nobody is overtaken by those that arrive too
@@ -25,10 +28,18 @@ import math
 
 import numpy as np
 
-from scheduler_service.core.case import ARRIVAL_TIME_US, DEADLINE_US, PRIORITY, TENANT, Case, is_on_device
-from scheduler_service.core.compiled import compiled, rule
+from scheduler_service.core.case import (
+    ARRIVAL_TIME_US,
+    DEADLINE_US,
+    PRIORITY,
+    TENANT,
+    Case,
+    is_on_device,
+    num_lacking_tokens,
+)
+from scheduler_service.core.compiled import compiled, lean, rule
 from scheduler_service.core.policy import Ordering
-from scheduler_service.core.state import FloatArray
+from scheduler_service.core.state import FloatArray, IntArray
 from scheduler_service.core.work import tokens_to_compute
 
 _MOST = 2**63 - 1
@@ -37,12 +48,26 @@ _FARTHEST = _MOST // 2
 
 @compiled
 def rank_requests(case: Case) -> None:
-    """Write the rank of each request."""
-    ordering, rank, requests = case.policy.ordering, case.rank, case.requests
+    """Write the rank of each request, and under FAIR that within its tenant."""
+    if case.policy.ordering != Ordering.FAIR:
+        _rank_by(case.policy.ordering, case.rank, case)
+        return
+    counters = tenant_counters(case)
+    for row in range(len(case.rank)):
+        case.rank[row] = ordinal(counters[case.requests[TENANT, row]])
+    _rank_by(case.policy.ordering_within_tenant, case.rank_within_tenant, case)
+
+
+@lean
+def _rank_by(ordering: int, rank: IntArray, case: Case) -> None:
+    """Write what an ordering ranks by, which looks at each request alone."""
+    requests = case.requests
     if ordering == Ordering.SHORTEST_JOB_FIRST:
         for row in range(len(rank)):
-            levels_waited = float(requests[ARRIVAL_TIME_US, row]) / float(case.policy.aging_us)
-            rank[row] = ordinal(log2_interpolated(tokens_to_compute(case, row)) + levels_waited)
+            rank[row] = _aged_size(case, row, tokens_to_compute(case, row))
+    elif ordering == Ordering.SHORTEST_PREFILL_FIRST:
+        for row in range(len(rank)):
+            rank[row] = _aged_size(case, row, num_lacking_tokens(case, row))
     elif ordering == Ordering.PRIORITY:
         for row in range(len(rank)):
             # The farthest times that a column holds leave room for the farthest priorities.
@@ -52,10 +77,13 @@ def rank_requests(case: Case) -> None:
         for row in range(len(rank)):
             deadline = requests[DEADLINE_US, row]
             rank[row] = deadline if deadline > 0 else _MOST
-    elif ordering == Ordering.FAIR:
-        counters = tenant_counters(case)
-        for row in range(len(rank)):
-            rank[row] = ordinal(counters[requests[TENANT, row]])
+
+
+@rule
+def _aged_size(case: Case, row: int, num_tokens: int) -> int:
+    """Tokens in powers of two, and the arrival time in steps of `aging_seconds`."""
+    levels_waited = float(case.requests[ARRIVAL_TIME_US, row]) / float(case.policy.aging_us)
+    return ordinal(log2_interpolated(num_tokens) + levels_waited)
 
 
 @rule

@@ -154,6 +154,7 @@ def policies(draw: st.DrawFn) -> Policy:
         max_num_waiting=draw(limits),
         max_num_waiting_per_tenant=draw(limits),
         reject_missed_deadlines=draw(st.booleans()),
+        ordering_within_tenant=draw(st.sampled_from([one for one in Ordering if one is not Ordering.FAIR])),
     )
 
 

@@ -78,14 +78,20 @@ def time_to_admit_us(
 
 
 def may_go_before(other: Request, request: Request, policy: Policy) -> bool:
-    """Whether `other`, if both wait and neither ran yet, may enter first by the promise of the ordering."""
+    """Whether `other`, if both wait and neither ran yet, may enter first by the promise of the ordering.
+
+    Under FAIR: if both are of one tenant.
+    """
     later_us = other.arrival_time_us - request.arrival_time_us
     aging_us = policy.aging_seconds * 1e6
-    match policy.ordering:
+    match policy.ordering_within_tenant if policy.ordering is Ordering.FAIR else policy.ordering:
         case Ordering.PRIORITY:
             return later_us < (other.priority - request.priority + 1) * aging_us
         case Ordering.SHORTEST_JOB_FIRST:
             levels = math.log2(_expected_work(request) / _expected_work(other)) + LOG2_ERROR
+            return later_us <= levels * aging_us
+        case Ordering.SHORTEST_PREFILL_FIRST:
+            levels = math.log2(request.num_prompt_tokens / other.num_prompt_tokens) + LOG2_ERROR
             return later_us <= levels * aging_us
         case _:
             return (other.arrival_time_us, other.id) < (request.arrival_time_us, request.id)

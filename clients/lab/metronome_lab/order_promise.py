@@ -2,8 +2,13 @@
 
 Under FIFO nobody passes anybody. Under aged PRIORITY a request of priority p is passed only by those of priority q that
 arrive less than (q - p + 1) x `aging_seconds` after it; under aged SHORTEST_JOB_FIRST one with w tokens left by one
-with v only if that arrives within log2(w / v) x `aging_seconds`. Other orderings, and a head of line that lets others
-by, promise something else, which is not looked at here.
+with v only if that arrives within log2(w / v) x `aging_seconds`, and under SHORTEST_PREFILL_FIRST the same holds of
+prompts. Under FAIR it is so among the requests of one tenant, by the ordering there; how tenants share is told in
+figures (`fairness.py`). Other orderings, and a head of line that lets others by, promise something else, which is not
+looked at here.
+
+A prompt counts whole for who waits, since how much of it a cache had at the time is not known later, and less what was
+found in the cache for who enters.
 """
 
 from __future__ import annotations
@@ -40,42 +45,59 @@ def order_promise(records: Records, policy: Policy) -> OrderPromise:
     ranked = _ranks(records, policy)
     if ranked is None:
         return OrderPromise(num_broken=None)
-    ranks, slack = ranked
-    executors = np.unique(records.requests.executor[records.requests.first_run_us != NEVER])
-    return OrderPromise(num_broken=sum(_num_broken(records, executor, ranks, slack) for executor in executors.tolist()))
+    requests, workload = records.requests, records.requests.workload
+    ran = requests.first_run_us != NEVER
+    among = workload.tenant if policy.ordering is Ordering.FAIR else np.zeros_like(workload.tenant)
+    queues = np.unique(np.stack([requests.executor[ran], among[ran]]), axis=1).T.tolist()
+    return OrderPromise(
+        num_broken=sum(
+            _num_broken(records, np.flatnonzero(ran & (requests.executor == executor) & (among == tenant)), *ranked)
+            for executor, tenant in queues
+        )
+    )
 
 
-def _ranks(records: Records, policy: Policy) -> tuple[NDArray[np.float64], float] | None:
-    """What each is ordered by, the least first, and by how much one that is passed may stand before who passes."""
+def _ranks(records: Records, policy: Policy) -> tuple[NDArray[np.float64], NDArray[np.float64], float] | None:
+    """What each is ordered by while it waits and when it enters, the least first; and by how much one that is passed
+    may stand before who passes.
+    """
     workload, aging_us = records.requests.workload, policy.aging_seconds * 1e6
     arrived = workload.arrival_us / aging_us
-    match policy.ordering:
+    match policy.ordering_within_tenant if policy.ordering is Ordering.FAIR else policy.ordering:
         case Ordering.FIFO:
-            return workload.arrival_us.astype(np.float64), 0.0
+            by_arrival = workload.arrival_us.astype(np.float64)
+            return by_arrival, by_arrival, 0.0
         case Ordering.PRIORITY:
-            return arrived - workload.priority, np.nextafter(1.0, 0.0)
-        case Ordering.SHORTEST_JOB_FIRST if not records.requests.num_cached_tokens.any():
+            levels = arrived - workload.priority
+            return levels, levels, np.nextafter(1.0, 0.0)
+        case Ordering.SHORTEST_JOB_FIRST:
             expected = np.where(
                 workload.expected_output_tokens > 0, workload.expected_output_tokens, workload.max_output_tokens
             )
-            return arrived + np.log2(workload.num_prompt_tokens + expected - 1.0 + 1e-9), _LOG2_ERROR
+            sizes = workload.num_prompt_tokens + expected - 1.0
+        case Ordering.SHORTEST_PREFILL_FIRST:
+            sizes = workload.num_prompt_tokens.astype(np.float64)
         case _:
             return None
+    left = np.maximum(sizes - records.requests.num_cached_tokens, 1.0)
+    return arrived + np.log2(sizes + 1e-9), arrived + np.log2(left + 1e-9), _LOG2_ERROR
 
 
-def _num_broken(records: Records, executor: int, ranks: NDArray[np.float64], slack: float) -> int:
-    requests, arrival_us = records.requests, records.requests.workload.arrival_us
-    own = np.flatnonzero((requests.executor == executor) & (requests.first_run_us != NEVER))
-    first_run_us: NDArray[Any] = requests.first_run_us
+def _num_broken(
+    records: Records, own: NDArray[Any], waiting_ranks: NDArray[Any], entering_ranks: NDArray[Any], slack: float
+) -> int:
+    """Of those of one queue, `own`: how many entered although one waited that they may not pass."""
+    arrival_us: NDArray[Any] = records.requests.workload.arrival_us
+    first_run_us: NDArray[Any] = records.requests.first_run_us
     by_entry = own[np.argsort(first_run_us[own], kind="stable")].tolist()
     waiting: list[tuple[float, int]] = []
     num_arrived = num_broken = 0
     for entered in by_entry:
         now_us = first_run_us[entered]
         while num_arrived < len(own) and arrival_us[own[num_arrived]] <= now_us:
-            heapq.heappush(waiting, (float(ranks[own[num_arrived]]), int(own[num_arrived])))
+            heapq.heappush(waiting, (float(waiting_ranks[own[num_arrived]]), int(own[num_arrived])))
             num_arrived += 1
         while waiting and first_run_us[waiting[0][1]] <= now_us:
             heapq.heappop(waiting)
-        num_broken += bool(waiting) and waiting[0][0] + slack < ranks[entered]
+        num_broken += bool(waiting) and waiting[0][0] + slack < entering_ranks[entered]
     return num_broken

@@ -61,6 +61,23 @@ def test_waiting_one_aging_step_halves_a_job(waited_seconds: int, first: int) ->
     assert first_of(*rows, policy=Policy(ordering=Ordering.SHORTEST_JOB_FIRST, aging_seconds=10)) == first
 
 
+def test_the_shortest_prefill_comes_first_whatever_the_answer() -> None:
+    policy = Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST)
+    short = waiting(2, num_prompt_tokens=19, expected_output_tokens=90, max_output_tokens=90)
+    assert first_of(waiting(1, num_prompt_tokens=20, max_output_tokens=1), short, policy=policy) == 2
+    cached = waiting(1, num_prompt_tokens=40, num_computed_tokens=32, num_blocks=2, max_output_tokens=1)
+    assert first_of(cached, short, policy=policy) == 1
+
+
+@pytest.mark.parametrize(("waited_seconds", "first"), [(19, 2), (21, 1)])
+def test_waiting_one_aging_step_halves_a_prompt(waited_seconds: int, first: int) -> None:
+    rows = [
+        waiting(1, num_prompt_tokens=64, arrival_time_us=0),
+        waiting(2, num_prompt_tokens=16, arrival_time_us=waited_seconds * SECOND),
+    ]
+    assert first_of(*rows, policy=Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST, aging_seconds=10)) == first
+
+
 @pytest.mark.parametrize(("waited_seconds", "first"), [(29, 2), (31, 1)])
 def test_waiting_one_aging_step_is_worth_one_level_of_priority(waited_seconds: int, first: int) -> None:
     rows = [
@@ -79,7 +96,7 @@ def test_the_farthest_figures_keep_their_order() -> None:
     extremes = (-(2**63), -1, 2**63 - 1)
     rows = [waiting(1 + i, arrival_time_us=arrival, priority=2**31 - 1) for i, arrival in enumerate(extremes)]
     rows += [waiting(4 + i, arrival_time_us=arrival, priority=-(2**31)) for i, arrival in enumerate(extremes)]
-    for ordering in (Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST):
+    for ordering in (Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST, Ordering.SHORTEST_PREFILL_FIRST):
         case = case_of(executor_of(*rows), Policy(ordering=ordering, aging_seconds=1e-9))
         rank_requests(case)
         rank = case.rank.tolist()
@@ -111,6 +128,20 @@ def test_fair_takes_the_tenant_with_the_least_weighted_service() -> None:
     served = (Tenant(name="a", service=100), Tenant(name="b", weight=4, service=300))
     assert first_of(*rows, policy=fair, tenants=Tenants.of(*served)) == 2
     assert first_of(*rows, policy=fair, tenants=Tenants.of(served[0], replace(served[1], weight=2))) == 1
+
+
+def test_fair_takes_those_of_one_tenant_by_the_ordering_within() -> None:
+    tenants = Tenants.of(Tenant(name="a", service=100), Tenant(name="b"))
+    rows = [
+        waiting(1, num_prompt_tokens=3, tenant=0),
+        waiting(2, num_prompt_tokens=30, tenant=1),
+        waiting(3, num_prompt_tokens=20, tenant=1),
+    ]
+    assert first_of(*rows, policy=FAIR, tenants=tenants) == 2
+    shortest = replace(FAIR, ordering_within_tenant=Ordering.SHORTEST_PREFILL_FIRST)
+    assert first_of(*rows, policy=shortest, tenants=tenants) == 3
+    urgent = replace(FAIR, ordering_within_tenant=Ordering.EARLIEST_DEADLINE_FIRST)
+    assert first_of(rows[0], rows[2], {**rows[1], "deadline_us": 9}, policy=urgent, tenants=tenants) == 2
 
 
 def test_an_idle_tenant_counts_as_just_less_than_the_least_that_is_active() -> None:

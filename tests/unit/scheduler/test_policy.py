@@ -58,8 +58,14 @@ def test_evicting_for_priority_needs_an_order_by_priority() -> None:
     check_policy(Policy(preemption=Preemption.FOR_PRIORITY, ordering=Ordering.PRIORITY), "policy")
 
 
+def test_fair_is_not_an_ordering_within_a_tenant() -> None:
+    with pytest.raises(PolicyConflictError, match="within one there is nobody to share with"):
+        check_policy(Policy(ordering_within_tenant=Ordering.FAIR), "policy")
+    check_policy(Policy(ordering=Ordering.FAIR, ordering_within_tenant=Ordering.PRIORITY), "policy")
+
+
 @pytest.mark.parametrize("choices", [Admission, BatchComposition, HeadOfLine, Ordering, PrefillSharing, Victim])
 def test_every_choice_makes_sense(choices: type[IntEnum]) -> None:
-    (setting,) = [field.name for field in fields(Policy) if isinstance(getattr(Policy(), field.name), choices)]
+    setting = next(field.name for field in fields(Policy) if isinstance(getattr(Policy(), field.name), choices))
     for choice in choices:
         check_policy(Policy(**{setting: choice}), "policy")

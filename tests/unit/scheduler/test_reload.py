@@ -72,6 +72,7 @@ def test_a_file_that_did_not_change_looks_the_same(tmp_path: Path) -> None:
 def test_the_built_in_profiles_are_those_of_the_design() -> None:
     assert {
         "fifo",
+        "metronome",
         "orca",
         "sarathi",
         "sglang",

@@ -105,7 +105,8 @@ PRIORITY = Policy(ordering=Ordering.PRIORITY, aging_seconds=10.0)
         (PRIORITY, [(0, 30), (11, 20)], [0, 0], 1),
         (PRIORITY, [(0, 40), (19, 25)], [0, 1], 0),
         (PRIORITY, [(0, 40), (21, 25)], [0, 1], 1),
-        (Policy(ordering=Ordering.FAIR), [(0, 5), (1, 2)], [0, 0], None),
+        (Policy(ordering=Ordering.FAIR), [(0, 5), (1, 2)], [0, 0], 1),
+        (Policy(ordering=Ordering.EARLIEST_DEADLINE_FIRST), [(0, 5), (1, 2)], [0, 0], None),
         (Policy(head_of_line=HeadOfLine.SKIP), [(0, 5), (1, 2)], [0, 0], None),
     ],
 )
@@ -117,10 +118,30 @@ def test_who_may_pass_whom_is_what_the_policy_promises(
     assert order_promise(records, policy).num_broken == num_broken
 
 
-@pytest.mark.parametrize("ordering", [Ordering.FIFO, Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST])
-def test_the_planner_keeps_its_promises(ordering: Ordering) -> None:
+def test_under_fair_those_of_another_tenant_may_pass() -> None:
+    records = records_of((0, 5), (1, 2), (2, 3), tenant=np.array([0, 1, 0]), tenants=("a", "b"))
+
+    assert order_promise(records, Policy(ordering=Ordering.FAIR)).num_broken == 1
+
+
+@pytest.mark.parametrize(("num_cached", "num_broken"), [(0, 1), (40, 0)])
+def test_what_a_cache_holds_of_a_prompt_lets_it_pass(num_cached: int, num_broken: int) -> None:
+    records = records_of((0, 5), (1, 2))
+    records.requests.workload.num_prompt_tokens[:] = [20, 50]
+    records.requests.num_cached_tokens[1] = num_cached
+
+    policy = Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST)
+    assert order_promise(records, policy).num_broken == num_broken
+
+
+@pytest.mark.parametrize(
+    "ordering", [Ordering.FIFO, Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST, Ordering.SHORTEST_PREFILL_FIRST]
+)
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_the_planner_keeps_its_promises(ordering: Ordering, shares_prefixes: bool) -> None:
     policy = Policy(ordering=ordering, aging_seconds=0.5)
-    workload = drawn_workload(40, mean_gap_ms=5, prefixes=[np.empty(0, dtype=np.int32)] * 40)
+    no_prefixes = {} if shares_prefixes else {"prefixes": [np.empty(0, dtype=np.int32)] * 40}
+    workload = drawn_workload(40, mean_gap_ms=5, **no_prefixes)
     fleet = Fleet(hardware=hardware_of(num_blocks=96, max_num_seqs=4, max_model_len=1300))
 
     assert order_promise(simulate(workload, fleet, policy), policy).is_kept

@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#metronome/scheduler/v1/policy.proto\x12\x16metronome.scheduler.v1\"\x8f\t\n\x06Policy\x12\x32\n\x08ordering\x18\x01 \x01(\x0e\x32 .metronome.scheduler.v1.Ordering\x12\x1a\n\raging_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13kv_residency_charge\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x34\n\tadmission\x18\x04 \x01(\x0e\x32!.metronome.scheduler.v1.Admission\x12\x16\n\twatermark\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x36\n\npreemption\x18\x06 \x01(\x0e\x32\".metronome.scheduler.v1.Preemption\x12.\n\x06victim\x18\x07 \x01(\x0e\x32\x1e.metronome.scheduler.v1.Victim\x12\x1c\n\x0fmax_preemptions\x18\x08 \x01(\x05H\x03\x88\x01\x01\x12\x32\n\x08\x65viction\x18\t \x01(\x0e\x32 .metronome.scheduler.v1.Eviction\x12\x1e\n\x11\x63hunk_size_tokens\x18\n \x01(\x05H\x04\x88\x01\x01\x12%\n\x18max_num_partial_prefills\x18\x0b \x01(\x05H\x05\x88\x01\x01\x12?\n\x0fprefill_sharing\x18\x0c \x01(\x0e\x32&.metronome.scheduler.v1.PrefillSharing\x12*\n\x1dtarget_inter_token_latency_us\x18\r \x01(\x03H\x06\x88\x01\x01\x12\x43\n\x11\x62\x61tch_composition\x18\x0e \x01(\x0e\x32(.metronome.scheduler.v1.BatchComposition\x12\x38\n\x0chead_of_line\x18\x0f \x01(\x0e\x32\".metronome.scheduler.v1.HeadOfLine\x12 \n\x13max_times_overtaken\x18\x10 \x01(\x05H\x07\x88\x01\x01\x12\x1e\n\x16hold_for_shared_prefix\x18\x11 \x01(\x08\x12\x1c\n\x0fmax_num_waiting\x18\x12 \x01(\x05H\x08\x88\x01\x01\x12\'\n\x1amax_num_waiting_per_tenant\x18\x13 \x01(\x05H\t\x88\x01\x01\x12\x1f\n\x17reject_missed_deadlines\x18\x14 \x01(\x08\x12%\n\x18max_inter_token_slowdown\x18\x15 \x01(\x01H\n\x88\x01\x01\x42\x10\n\x0e_aging_secondsB\x16\n\x14_kv_residency_chargeB\x0c\n\n_watermarkB\x12\n\x10_max_preemptionsB\x14\n\x12_chunk_size_tokensB\x1b\n\x19_max_num_partial_prefillsB \n\x1e_target_inter_token_latency_usB\x16\n\x14_max_times_overtakenB\x12\n\x10_max_num_waitingB\x1d\n\x1b_max_num_waiting_per_tenantB\x1b\n\x19_max_inter_token_slowdown*\xa8\x01\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x11\n\rORDERING_FIFO\x10\x01\x12\x1f\n\x1bORDERING_SHORTEST_JOB_FIRST\x10\x02\x12\x15\n\x11ORDERING_PRIORITY\x10\x03\x12$\n ORDERING_EARLIEST_DEADLINE_FIRST\x10\x04\x12\x11\n\rORDERING_FAIR\x10\x05*p\n\tAdmission\x12\x19\n\x15\x41\x44MISSION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41\x44MISSION_RESERVE\x10\x01\x12\x17\n\x13\x41\x44MISSION_WATERMARK\x10\x02\x12\x18\n\x14\x41\x44MISSION_PREDICTIVE\x10\x03*u\n\nPreemption\x12\x1a\n\x16PREEMPTION_UNSPECIFIED\x10\x00\x12\x14\n\x10PREEMPTION_NEVER\x10\x01\x12\x18\n\x14PREEMPTION_WHEN_FULL\x10\x02\x12\x1b\n\x17PREEMPTION_FOR_PRIORITY\x10\x03*O\n\x06Victim\x12\x16\n\x12VICTIM_UNSPECIFIED\x10\x00\x12\x18\n\x14VICTIM_LAST_IN_ORDER\x10\x01\x12\x13\n\x0fVICTIM_CHEAPEST\x10\x02*b\n\x08\x45viction\x12\x18\n\x14\x45VICTION_UNSPECIFIED\x10\x00\x12\x11\n\rEVICTION_SWAP\x10\x01\x12\x16\n\x12\x45VICTION_RECOMPUTE\x10\x02\x12\x11\n\rEVICTION_AUTO\x10\x03*l\n\x0ePrefillSharing\x12\x1f\n\x1bPREFILL_SHARING_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPREFILL_SHARING_FIRST_COME\x10\x01\x12\x19\n\x15PREFILL_SHARING_EQUAL\x10\x02*\xbb\x01\n\x10\x42\x61tchComposition\x12!\n\x1d\x42\x41TCH_COMPOSITION_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_COMPOSITION_MIXED\x10\x01\x12#\n\x1f\x42\x41TCH_COMPOSITION_PREFILL_FIRST\x10\x02\x12\"\n\x1e\x42\x41TCH_COMPOSITION_DECODE_FIRST\x10\x03\x12\x1e\n\x1a\x42\x41TCH_COMPOSITION_SEPARATE\x10\x04*u\n\nHeadOfLine\x12\x1c\n\x18HEAD_OF_LINE_UNSPECIFIED\x10\x00\x12\x17\n\x13HEAD_OF_LINE_STRICT\x10\x01\x12\x15\n\x11HEAD_OF_LINE_SKIP\x10\x02\x12\x19\n\x15HEAD_OF_LINE_BACKFILL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#metronome/scheduler/v1/policy.proto\x12\x16metronome.scheduler.v1\"\xd1\t\n\x06Policy\x12\x32\n\x08ordering\x18\x01 \x01(\x0e\x32 .metronome.scheduler.v1.Ordering\x12\x1a\n\raging_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13kv_residency_charge\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x34\n\tadmission\x18\x04 \x01(\x0e\x32!.metronome.scheduler.v1.Admission\x12\x16\n\twatermark\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x36\n\npreemption\x18\x06 \x01(\x0e\x32\".metronome.scheduler.v1.Preemption\x12.\n\x06victim\x18\x07 \x01(\x0e\x32\x1e.metronome.scheduler.v1.Victim\x12\x1c\n\x0fmax_preemptions\x18\x08 \x01(\x05H\x03\x88\x01\x01\x12\x32\n\x08\x65viction\x18\t \x01(\x0e\x32 .metronome.scheduler.v1.Eviction\x12\x1e\n\x11\x63hunk_size_tokens\x18\n \x01(\x05H\x04\x88\x01\x01\x12%\n\x18max_num_partial_prefills\x18\x0b \x01(\x05H\x05\x88\x01\x01\x12?\n\x0fprefill_sharing\x18\x0c \x01(\x0e\x32&.metronome.scheduler.v1.PrefillSharing\x12*\n\x1dtarget_inter_token_latency_us\x18\r \x01(\x03H\x06\x88\x01\x01\x12\x43\n\x11\x62\x61tch_composition\x18\x0e \x01(\x0e\x32(.metronome.scheduler.v1.BatchComposition\x12\x38\n\x0chead_of_line\x18\x0f \x01(\x0e\x32\".metronome.scheduler.v1.HeadOfLine\x12 \n\x13max_times_overtaken\x18\x10 \x01(\x05H\x07\x88\x01\x01\x12\x1e\n\x16hold_for_shared_prefix\x18\x11 \x01(\x08\x12\x1c\n\x0fmax_num_waiting\x18\x12 \x01(\x05H\x08\x88\x01\x01\x12\'\n\x1amax_num_waiting_per_tenant\x18\x13 \x01(\x05H\t\x88\x01\x01\x12\x1f\n\x17reject_missed_deadlines\x18\x14 \x01(\x08\x12%\n\x18max_inter_token_slowdown\x18\x15 \x01(\x01H\n\x88\x01\x01\x12@\n\x16ordering_within_tenant\x18\x16 \x01(\x0e\x32 .metronome.scheduler.v1.OrderingB\x10\n\x0e_aging_secondsB\x16\n\x14_kv_residency_chargeB\x0c\n\n_watermarkB\x12\n\x10_max_preemptionsB\x14\n\x12_chunk_size_tokensB\x1b\n\x19_max_num_partial_prefillsB \n\x1e_target_inter_token_latency_usB\x16\n\x14_max_times_overtakenB\x12\n\x10_max_num_waitingB\x1d\n\x1b_max_num_waiting_per_tenantB\x1b\n\x19_max_inter_token_slowdown*\xcd\x01\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x11\n\rORDERING_FIFO\x10\x01\x12\x1f\n\x1bORDERING_SHORTEST_JOB_FIRST\x10\x02\x12\x15\n\x11ORDERING_PRIORITY\x10\x03\x12$\n ORDERING_EARLIEST_DEADLINE_FIRST\x10\x04\x12\x11\n\rORDERING_FAIR\x10\x05\x12#\n\x1fORDERING_SHORTEST_PREFILL_FIRST\x10\x06*p\n\tAdmission\x12\x19\n\x15\x41\x44MISSION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41\x44MISSION_RESERVE\x10\x01\x12\x17\n\x13\x41\x44MISSION_WATERMARK\x10\x02\x12\x18\n\x14\x41\x44MISSION_PREDICTIVE\x10\x03*u\n\nPreemption\x12\x1a\n\x16PREEMPTION_UNSPECIFIED\x10\x00\x12\x14\n\x10PREEMPTION_NEVER\x10\x01\x12\x18\n\x14PREEMPTION_WHEN_FULL\x10\x02\x12\x1b\n\x17PREEMPTION_FOR_PRIORITY\x10\x03*O\n\x06Victim\x12\x16\n\x12VICTIM_UNSPECIFIED\x10\x00\x12\x18\n\x14VICTIM_LAST_IN_ORDER\x10\x01\x12\x13\n\x0fVICTIM_CHEAPEST\x10\x02*b\n\x08\x45viction\x12\x18\n\x14\x45VICTION_UNSPECIFIED\x10\x00\x12\x11\n\rEVICTION_SWAP\x10\x01\x12\x16\n\x12\x45VICTION_RECOMPUTE\x10\x02\x12\x11\n\rEVICTION_AUTO\x10\x03*l\n\x0ePrefillSharing\x12\x1f\n\x1bPREFILL_SHARING_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPREFILL_SHARING_FIRST_COME\x10\x01\x12\x19\n\x15PREFILL_SHARING_EQUAL\x10\x02*\xbb\x01\n\x10\x42\x61tchComposition\x12!\n\x1d\x42\x41TCH_COMPOSITION_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_COMPOSITION_MIXED\x10\x01\x12#\n\x1f\x42\x41TCH_COMPOSITION_PREFILL_FIRST\x10\x02\x12\"\n\x1e\x42\x41TCH_COMPOSITION_DECODE_FIRST\x10\x03\x12\x1e\n\x1a\x42\x41TCH_COMPOSITION_SEPARATE\x10\x04*u\n\nHeadOfLine\x12\x1c\n\x18HEAD_OF_LINE_UNSPECIFIED\x10\x00\x12\x17\n\x13HEAD_OF_LINE_STRICT\x10\x01\x12\x15\n\x11HEAD_OF_LINE_SKIP\x10\x02\x12\x19\n\x15HEAD_OF_LINE_BACKFILL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'metronome.scheduler.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ORDERING']._serialized_start=1234
-  _globals['_ORDERING']._serialized_end=1402
-  _globals['_ADMISSION']._serialized_start=1404
-  _globals['_ADMISSION']._serialized_end=1516
-  _globals['_PREEMPTION']._serialized_start=1518
-  _globals['_PREEMPTION']._serialized_end=1635
-  _globals['_VICTIM']._serialized_start=1637
-  _globals['_VICTIM']._serialized_end=1716
-  _globals['_EVICTION']._serialized_start=1718
-  _globals['_EVICTION']._serialized_end=1816
-  _globals['_PREFILLSHARING']._serialized_start=1818
-  _globals['_PREFILLSHARING']._serialized_end=1926
-  _globals['_BATCHCOMPOSITION']._serialized_start=1929
-  _globals['_BATCHCOMPOSITION']._serialized_end=2116
-  _globals['_HEADOFLINE']._serialized_start=2118
-  _globals['_HEADOFLINE']._serialized_end=2235
+  _globals['_ORDERING']._serialized_start=1300
+  _globals['_ORDERING']._serialized_end=1505
+  _globals['_ADMISSION']._serialized_start=1507
+  _globals['_ADMISSION']._serialized_end=1619
+  _globals['_PREEMPTION']._serialized_start=1621
+  _globals['_PREEMPTION']._serialized_end=1738
+  _globals['_VICTIM']._serialized_start=1740
+  _globals['_VICTIM']._serialized_end=1819
+  _globals['_EVICTION']._serialized_start=1821
+  _globals['_EVICTION']._serialized_end=1919
+  _globals['_PREFILLSHARING']._serialized_start=1921
+  _globals['_PREFILLSHARING']._serialized_end=2029
+  _globals['_BATCHCOMPOSITION']._serialized_start=2032
+  _globals['_BATCHCOMPOSITION']._serialized_end=2219
+  _globals['_HEADOFLINE']._serialized_start=2221
+  _globals['_HEADOFLINE']._serialized_end=2338
   _globals['_POLICY']._serialized_start=64
-  _globals['_POLICY']._serialized_end=1231
+  _globals['_POLICY']._serialized_end=1297
 # @@protoc_insertion_point(module_scope)
