@@ -9,7 +9,6 @@ The code is for the generic processor of its architecture, without fast arithmet
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -56,7 +55,7 @@ def rule(function: _Function) -> _Function:
 def entry(function: _Function) -> _Function:
     """Compile what Python calls, and keep it on disk where there is a place for it."""
     is_of_core = Path(function.__code__.co_filename).parent == _HERE
-    if CACHE_DIRECTORY is None or not (is_of_core or os.access(CACHE_DIRECTORY, os.W_OK)):
+    if CACHE_DIRECTORY is None or not (is_of_core or _can_be_written_to(CACHE_DIRECTORY)):
         return cast(_Function, numba.njit(error_model="numpy")(function))
     others, _config.CACHE_LOCATOR_CLASSES = _config.CACHE_LOCATOR_CLASSES, f"{__name__}.{_Locator.__name__}"
     try:
@@ -98,11 +97,15 @@ def _user_cache() -> Path | None:
 
 
 def _is_of_use(directory: Path) -> bool:
+    return _can_be_written_to(directory) or (directory / COMPLETE).exists()
+
+
+def _can_be_written_to(directory: Path) -> bool:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=directory).close()
     except OSError:
-        return (directory / COMPLETE).exists()
+        return False
     return True
 
 
