@@ -8,8 +8,6 @@
 
 `*` stands for every tenant. A token is found by its hash alone. So the file is no secret, and how long the search takes
 tells nothing of any token: how far two hashes agree says nothing of how far what was hashed does.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where a service listens: the address as text, whether it can be had, and the file that tells it to others.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
-"""
+"""Where a service listens: the address as text, whether it can be had, and the file that tells it to others."""
 
 from __future__ import annotations
 

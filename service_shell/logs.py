@@ -1,8 +1,6 @@
 """Logs: events on standard error, one line each, for people (console) or machines (JSON).
 
 What libraries say goes the same way: records of `logging`, warnings, and the last words of an error that nobody caught.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Metrics over HTTP, for Prometheus, on a port of their own.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
-"""
+"""Metrics over HTTP, for Prometheus, on a port of their own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Where traces go: OpenTelemetry's SDK and its OTLP exporter, which an installation may lack.
 
 The standard variables say where to and how much: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER and so on.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

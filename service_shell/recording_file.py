@@ -4,8 +4,6 @@
   process; of the files in it the `max_files` newest stay.
 - Every message is flushed, so a crash costs the one being written.
 - gzip, because every language and every shell reads it without a library more.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A kind is a function from text to a value that raises ValueError with the end of a sentence that begins with the text:
 "'many' is not a whole number above 0".
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

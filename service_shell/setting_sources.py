@@ -3,8 +3,6 @@
 The table of settings makes the flags and their help, says which variables and keys there are, and is printed with
 what is in force. What is unknown in any of the three is refused, with the name that it may have been meant to be: a
 setting that is misspelt must not become a default in silence.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Before each handshake it is looked whether they did, so a renewed certificate counts from the next connection on, and
 open connections go on. Files that cannot be used are logged once, and those in use stay.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations

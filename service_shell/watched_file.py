@@ -1,8 +1,6 @@
 """A file whose contents are in force: read again when it changes, and kept as it was where what is new is wrong.
 
 It is looked at when it is asked for, at most every `LOOK_INTERVAL_S`: a time and a size, some microseconds.
-
-The executor and the scheduler have a copy each: they share nothing but the contract.
 """
 
 from __future__ import annotations
