@@ -134,6 +134,7 @@ def play(case: Case, outlook: Outlook, passes: Passes) -> bool:
         case = Case(  # records cannot be handed back by a function
             case.requests,
             case.rank,
+            case.rank_within_tenant,
             case.parent,
             case.num_free_of_prefix,
             case.weight,
