@@ -99,6 +99,7 @@ def test_only_the_shell_knows_protobuf_messages(service: str) -> None:
         "gate.py",
         "server.py",
         "errors.py",
+        "metrics.py",
         "scheduler_client.py",
         "executor.py",
         "profiles.py",
