@@ -12,20 +12,22 @@ run are in it.
 
 `target_inter_token_latency_us` bounds the prefill tokens of a pass while anyone decodes: to what the latency model
 leaves of the target when all decodes are paid for, and never below a block, so that prompts go on.
-`max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine.
+`max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine. Up to
+it each prompt that is computed or waits gets as long as the decodes get together, so that one that joins alone slows
+them down by half, and many do not queue behind a bound that was meant for one.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler_service.core.case import NUM_COMPUTED_TOKENS, UNBOUNDED, Case, in_decode
+from scheduler_service.core.case import NUM_COMPUTED_TOKENS, STATUS, UNBOUNDED, Case, in_decode
 from scheduler_service.core.chunking import chunk_wanted, share_among_decodes, share_among_prefills
 from scheduler_service.core.compiled import compiled, lean, rule
 from scheduler_service.core.memory import new_blocks
 from scheduler_service.core.policy import BatchComposition
 from scheduler_service.core.rows import total, zeros
-from scheduler_service.core.state import IntArray
+from scheduler_service.core.state import IntArray, RequestStatus
 
 # A model may hold any figures; above 30 years they make no difference, and products of them stay finite.
 _MOST_US = 1e15
@@ -120,11 +122,24 @@ def prefill_budget(running: IntArray, case: Case) -> int:
     spent_us = latency.pass_us + num_decodes * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
     # A model may hold any figures, so these may be infinite until they are bounded.
     spent_us = min(spent_us, _MOST_US)
-    left_us = (slowdown - 1) * spent_us if slowdown > 0 else _MOST_US
+    left_us = _MOST_US
+    if slowdown > 0:
+        left_us = (min(slowdown, 1.0 + max(1, _num_prompts(running, case))) - 1) * spent_us
     if target != UNBOUNDED:
         left_us = min(left_us, target - spent_us)
     num_tokens = max(left_us / latency.prefill_token_us, float(case.limits.block_size))
     return int(min(num_tokens, float(most)))
+
+
+@lean
+def _num_prompts(running: IntArray, case: Case) -> int:
+    """Requests that compute a prompt, or wait to."""
+    count = 0
+    for status in case.requests[STATUS]:
+        count += status == RequestStatus.WAITING
+    for row in running:
+        count += not in_decode(case, row)
+    return count
 
 
 @lean

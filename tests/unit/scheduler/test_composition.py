@@ -156,6 +156,20 @@ def test_prefills_slow_decodes_down_by_a_factor_at_most(
     assert tokens(plan_executor(executor_of(rows[2], latency=latency), policy)) == {3: 64}
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "num_tokens"),
+    [(1.5, 52), (2.0, 104), (2.5, 156), (3.0, 208), (4.0, 312), (9.0, 312)],
+)
+def test_each_prompt_gets_as_long_as_the_decodes_up_to_the_bound(slowdown: float, num_tokens: int) -> None:
+    # The two decodes take 1040 us alone, a prefill token 10; one prompt runs, two wait, the last of them for a slot.
+    latency = replace(LATENCY, kv_token_us=0.0)
+    prompts = [prefilling(3, 500), waiting(4, num_prompt_tokens=500), waiting(5, num_prompt_tokens=500)]
+    limits = {"max_num_batched_tokens": 2048, "max_num_seqs": 4, "num_blocks": 200}
+    state = executor_of(running(1), running(2), *prompts, latency=latency, **limits)
+    of_each = tokens(plan_executor(state, Policy(max_inter_token_slowdown=slowdown)))
+    assert sum(count for id, count in of_each.items() if id > 2) == num_tokens
+
+
 def test_figures_that_no_machine_has_bound_prefills_all_the_same() -> None:
     latency = replace(LATENCY, decode_request_us=1e308, kv_token_us=1e308)
     state = executor_of(running(1), running(2), waiting(3, num_prompt_tokens=200), latency=latency)

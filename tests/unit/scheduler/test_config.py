@@ -66,7 +66,7 @@ def test_a_choice_that_is_none_is_answered_with_those_there_are(capsys: pytest.C
 def test_the_default_profile_is_the_default_policy_with_prefills_bounded() -> None:
     profiles = load_profiles()
     assert profiles.default.name == DEFAULT_PROFILE == "fifo"
-    assert profiles.default.policy == Policy(max_inter_token_slowdown=2.0)
+    assert profiles.default.policy == Policy(max_inter_token_slowdown=4.0)
 
 
 def test_a_profile_is_read_from_its_file(tmp_path: Path) -> None:

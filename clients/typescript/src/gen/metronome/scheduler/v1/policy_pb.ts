@@ -169,8 +169,9 @@ export type Policy = Message<"metronome.scheduler.v1.Policy"> & {
 
   /**
    * Times as long as its decodes alone that a pass may take because of the prefills beside them, by the executor's latency
-   * model: at 2 prefills take as long as the decodes do. They always get a block. 0 to 1,000,000. Default: 0, no bound.
-   * Beside a target for the inter-token latency the smaller of the two bounds holds.
+   * model: at 2 prefills take as long as the decodes do. Above 2 each prompt that is computed or waits adds as long as the
+   * decodes take, up to this. They always get a block. 0 to 1,000,000. Default: 0, no bound. Beside a target for the
+   * inter-token latency the smaller of the two bounds holds.
    *
    * @generated from field: optional double max_inter_token_slowdown = 21;
    */
