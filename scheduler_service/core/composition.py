@@ -12,9 +12,9 @@ run are in it.
 
 `target_inter_token_latency_us` bounds the prefill tokens of a pass while anyone decodes: to what the latency model
 leaves of the target when all decodes are paid for, and never below a block, so that prompts go on.
-`max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine. Up to
-it each prompt that is computed or waits gets as long as the decodes get together, so that one that joins alone slows
-them down by half, and many do not queue behind a bound that was meant for one.
+`max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine. Up
+to it each prompt that is computed or waits gets as long as the decodes get together: one that joins alone makes a pass
+twice as long, and many do not queue behind a bound that was meant for one (docs/adr/0041).
 """
 
 from __future__ import annotations
