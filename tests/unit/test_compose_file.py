@@ -124,3 +124,17 @@ def test_dockerfiles_run_as_nobody_in_particular_and_build_on_what_compose_says(
     assert PINNED.fullmatch(base_image)
     assert f"ARG BASE_IMAGE={base_image}" in lines
     assert "USER 10001:10001" in lines
+
+
+def test_what_the_images_copy_is_sent_to_the_engine() -> None:
+    """`.dockerignore` leaves out all but what it names."""
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        source
+        for dockerfile in (ROOT / "deploy").glob("*.Dockerfile")
+        for line in dockerfile.read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    }
+    assert {"scheduler_service", "executor_service", "service_shell"} <= copied
+    assert copied <= sent
