@@ -1,0 +1,141 @@
+"""The rows of default_profile.py: kept as CSV, and read as cells, in which policies are side by side."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from metronome_lab.report.charts import Chart, Panel, Series
+
+PROFILE = "metronome"
+ENGINES = (
+    *("vllm", "sglang", "tensorrt-llm-no-evict", "tensorrt-llm-max-utilization"),
+    *("sarathi", "orca", "static-batching"),
+)
+NEAR_THE_BEST = 0.9
+KEY = ("half", "trace", "hardware", "executors", "requests", "estimates", "load", "policy")
+FIGURES = (
+    *("goodput_per_s", "share_good", "share_in_time", "share_even", "requests_per_s", "most_requests_per_s"),
+    *("ttft_mean_ms", "ttft_p99_ms", "itl_p99_ms", "e2e_mean_ms", "least_e2e_mean_ms"),
+    *("jain", "contended_s", "longest_wait_s", "evictions", "recomputed_tokens", "bound_kept", "cpu_s"),
+)
+Key = tuple[str, ...]
+Row = dict[str, str]
+Cell = Mapping[str, Row]
+# By what the rows of a cell have in common: `KEY` without the policy.
+Cells = Mapping[Key, Cell]
+
+
+def key_of(row: Row) -> Key:
+    return tuple(row[name] for name in KEY)
+
+
+def read_rows(path: Path) -> dict[Key, Row]:
+    """None where there is no file yet."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {key_of(row): row for row in csv.DictReader(file)}
+
+
+def write_rows(path: Path, rows: Mapping[Key, Row]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, (*KEY, *FIGURES), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[key] for key in sorted(rows))
+
+
+def cells_of(rows: Mapping[Key, Row], **wanted: str) -> Cells:
+    """The cells under load whose columns are as `wanted`, in which an engine's profile was played."""
+    cells: dict[Key, dict[str, Row]] = {}
+    for key, row in sorted(rows.items()):
+        if row["load"] != "inf" and all(row[name] == value for name, value in wanted.items()):
+            cells.setdefault(key[:-1], {})[row["policy"]] = row
+    return {key: cell for key, cell in cells.items() if any(name in cell for name in ENGINES)}
+
+
+def near_the_best(cells: Cells) -> set[str]:
+    """The engines' profiles that were the best in some cell, or within a tenth of it."""
+    return {
+        name
+        for cell in cells.values()
+        for name in ENGINES
+        if name in cell and goodput(cell[name]) >= NEAR_THE_BEST * goodput(cell[best_engine(cell)])
+    }
+
+
+def goodput(row: Row) -> float:
+    return float(row["goodput_per_s"])
+
+
+def best_engine(cell: Cell) -> str:
+    return max((name for name in ENGINES if name in cell), key=lambda name: goodput(cell[name]))
+
+
+def print_tables(title: str, cells: Cells) -> None:
+    """As Markdown: goodput and what was promised, and the ways to the bounds, of the cells that have the profile."""
+    for columns in (_GOODPUT, _BOUNDS):
+        print(f"\n{title}\n\n| trace | load | " + " | ".join(columns) + " |")
+        print("| --- | ---: |" + " ---: |" * len(columns))
+        for key, cell in cells.items():
+            if PROFILE in cell:
+                of = dict(zip(KEY, key, strict=False))
+                print(
+                    f"| {of['trace']} | {of['load']} | "
+                    + " | ".join(column(cell) for column in columns.values())
+                    + " |"
+                )
+
+
+def picture_of(cells: Cells) -> Chart:
+    """The share of requests that meet both targets against the load, a panel for each trace."""
+    panels = []
+    for trace in dict.fromkeys(key[KEY.index("trace")] for key in cells):
+        of_trace = [cell for key, cell in cells.items() if key[KEY.index("trace")] == trace and PROFILE in cell]
+        lines = {
+            PROFILE: [cell[PROFILE] for cell in of_trace],
+            "the best of the engines' profiles": [cell[best_engine(cell)] for cell in of_trace],
+            "fifo": [cell["fifo"] for cell in of_trace if "fifo" in cell],
+        }
+        series = tuple(
+            Series(name=name, x=_column(rows, "load"), y=_column(rows, "share_good")) for name, rows in lines.items()
+        )
+        panels.append(Panel(title=trace, x_label="load", y_label="share within targets", series=series))
+    return Chart(name="default-profile", title="Requests within both targets", panels=tuple(panels))
+
+
+def _column(rows: list[Row], name: str) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows])
+
+
+def _of_bound(row: Row, figure: str, bound: str) -> str:
+    return f"{float(row[figure]) / float(row[bound]):.2f}"
+
+
+def _ratio(cell: Cell) -> str:
+    best = goodput(cell[best_engine(cell)])
+    return f"{goodput(cell[PROFILE]) / best:.2f}" if best else "none is good"
+
+
+Columns = dict[str, Callable[[Cell], str]]
+_GOODPUT: Columns = {
+    "best engine's": best_engine,
+    "requests/s": lambda cell: f"{goodput(cell[best_engine(cell)]):.3f}",
+    f"`{PROFILE}`": lambda cell: f"{goodput(cell[PROFILE]):.3f}",
+    "ratio": _ratio,
+    "shares": lambda cell: (
+        f"{float(cell[best_engine(cell)]['share_good']):.3f}, {float(cell[PROFILE]['share_good']):.3f}"
+    ),
+    "Jain": lambda cell: f"{float(cell[PROFILE]['jain']):.3f} ({float(cell[PROFILE]['contended_s']):.0f} s)",
+    "bound on waiting": lambda cell: {"yes": "kept", "no": "broken", "": "none"}[cell[PROFILE]["bound_kept"]],
+    "longest wait, s": lambda cell: f"{float(cell[PROFILE]['longest_wait_s']):.0f}",
+}
+_BOUNDS: Columns = {
+    "mean latency to the least": lambda cell: _of_bound(cell[PROFILE], "e2e_mean_ms", "least_e2e_mean_ms"),
+    "the best engine's": lambda cell: _of_bound(cell[best_engine(cell)], "e2e_mean_ms", "least_e2e_mean_ms"),
+    "throughput to the most": lambda cell: _of_bound(cell[PROFILE], "requests_per_s", "most_requests_per_s"),
+    "that of the best engine": lambda cell: _of_bound(cell[best_engine(cell)], "requests_per_s", "most_requests_per_s"),
+}
