@@ -42,10 +42,13 @@ def read_rows(path: Path) -> dict[Key, Row]:
 
 
 def write_rows(path: Path, rows: Mapping[Key, Row]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    """All or none: who is stopped while it writes leaves the file that was there."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, (*KEY, *FIGURES), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows[key] for key in sorted(rows))
+    unfinished.replace(path)
 
 
 def cells_of(rows: Mapping[Key, Row], **wanted: str) -> Cells:
