@@ -182,14 +182,16 @@ def _parts(args: argparse.Namespace) -> Iterator[Part]:
 
 
 def _key_of(part: Part, load: float, policy: str, args: argparse.Namespace) -> Key:
+    """Nothing is known of lengths where all are there at once, so that a part has one capacity."""
     sizes = (str(part.num_executors), str(part.num_requests))
-    return (args.half, part.scenario.path.stem, part.hardware, *sizes, args.estimates, f"{load:g}", policy)
+    estimates = args.estimates if load < math.inf else "none"
+    return (args.half, part.scenario.path.stem, part.hardware, *sizes, estimates, f"{load:g}", policy)
 
 
 def _at_once(parts: Sequence[Part], policies: Sequence[str], args: argparse.Namespace) -> Iterator[Job]:
     """All requests of each part on one executor, from the start."""
     for part, policy in product(parts, policies):
-        alone = replace(part, num_executors=1)
+        alone = replace(part, num_executors=1, scenario=replace(part.scenario, estimate_sigma=None))
         yield Job(key=_key_of(alone, math.inf, policy, args), part=alone, policy=policy, rate=AT_ONCE)
 
 
