@@ -68,7 +68,7 @@ def held_back(queue: IntArray, running: IntArray, num_tokens: IntArray, case: Ca
 @compiled
 def _in_order_of_computing(rows: IntArray, case: Case) -> IntArray:
     """Those that lack one block side by side: first who runs, in order; then the queue, under FAIR tenant by tenant."""
-    keys = np.empty((7, len(rows)), dtype=np.int64)
+    keys = np.empty((8, len(rows)), dtype=np.int64)
     for place in range(len(rows)):
         row = rows[place]
         waits = not _runs(case, row)
@@ -76,9 +76,10 @@ def _in_order_of_computing(rows: IntArray, case: Case) -> IntArray:
         keys[1, place] = waits
         keys[2, place] = case.requests[TENANT, row] if waits and case.policy.ordering == Ordering.FAIR else 0
         keys[3, place] = case.rank[row]
-        keys[4, place] = waits and not ran_before(case, row)
-        keys[5, place] = case.requests[ARRIVAL_TIME_US, row]
-        keys[6, place] = case.requests[ID, row]
+        keys[4, place] = case.rank_within_tenant[row]
+        keys[5, place] = waits and not ran_before(case, row)
+        keys[6, place] = case.requests[ARRIVAL_TIME_US, row]
+        keys[7, place] = case.requests[ID, row]
     return those_at(rows, places_in_order(keys))
 
 
