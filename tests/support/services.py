@@ -139,7 +139,7 @@ def wait_until_healthy(service: Service) -> None:
 def is_healthy(address: str, name: str = "") -> bool:
     """A process that loads its model on a machine with other work may take longer than a check waits."""
     try:
-        return health_of(address, name) == health_pb2.HealthCheckResponse.SERVING
+        return health_of(address, name) == int(health_pb2.HealthCheckResponse.SERVING)
     except grpc.RpcError as error:
         if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
             raise

@@ -169,10 +169,12 @@ def causal_model(
     config = _CONFIGS[name]()
     config.vocab_size = vocab_size
     if head_dim is not None:
-        config.head_dim = head_dim  # type: ignore[attr-defined]
+        config.head_dim = head_dim
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTN_IMPLEMENTATION, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=ATTN_IMPLEMENTATION, dtype=dtype
+        )
     return model.eval()
 
 
@@ -185,7 +187,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<bos>", "<eos>", "<pad>")])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token="<bos>",
         eos_token="<eos>",
