@@ -38,7 +38,7 @@ class GreedyHead:
         if not products.can_pack_in_place(head.weight) or not _logits_are_products(model, head):
             return None
         embedding = model.get_input_embeddings()
-        is_table = embedding.weight is head.weight
+        is_table = embedding.weight.data_ptr() == head.weight.data_ptr()
         if is_table and not isinstance(embedding, nn.Embedding):
             return None
         ask_for_huge_pages(head.weight, is_filled=True)

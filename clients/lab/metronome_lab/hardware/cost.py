@@ -10,7 +10,7 @@ long prompt costs more than its beginning. A latency model has neither: an execu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from executor_service.engine.latency import LatencyFitter, fit_costs
 from executor_service.engine.limits import Limits
 from executor_service.engine.snapshot import Latency
 
-Times = NDArray[np.int64]
 # How many rows kernels may compute at a time.
 GROUPS = (1, 4, 8, 16, 32)
 
@@ -49,16 +48,16 @@ class PassCost:
             swap_block_us=latency.swap_block_us,
         )
 
-    def times_us(
+    def time_us(
         self,
         *,
         num_prefill_tokens: int,
         num_decodes: int,
-        num_kv_tokens: NDArray[Any],
+        num_kv_tokens: int,
         num_chunk_kv_tokens: int = 0,
         num_copied_blocks: int = 0,
-    ) -> Times:
-        """[n] of passes that differ in `num_kv_tokens` alone, [n] that the decodes read. At least 1 each."""
+    ) -> int:
+        """Of a pass, at least 1. `num_kv_tokens`: of KV that the decodes read."""
         fixed_us = (
             self.pass_us
             + self.prefill_token_us * num_prefill_tokens
@@ -67,20 +66,17 @@ class PassCost:
             + self.chunk_kv_token_us * num_chunk_kv_tokens
             + self.swap_block_us * num_copied_blocks
         )
-        times: Times = np.rint(fixed_us + self.kv_token_us * num_kv_tokens).astype(np.int64)
-        return np.maximum(times, 1)
+        return max(round(fixed_us + self.kv_token_us * num_kv_tokens), 1)
 
     def fitter(self, limits: Limits) -> LatencyFitter:
         """The executor's own, as it stands when it has measured its first passes."""
         measured = tuple(
             one.measured(
-                int(
-                    self.times_us(
-                        num_prefill_tokens=one.num_prefill_tokens,
-                        num_decodes=one.num_decodes,
-                        num_kv_tokens=np.array([one.num_decodes * one.context_len]),
-                        num_chunk_kv_tokens=one.num_prefill_tokens * (one.num_prefill_tokens + 1) // 2,
-                    )[0]
+                self.time_us(
+                    num_prefill_tokens=one.num_prefill_tokens,
+                    num_decodes=one.num_decodes,
+                    num_kv_tokens=one.num_decodes * one.context_len,
+                    num_chunk_kv_tokens=one.num_prefill_tokens * (one.num_prefill_tokens + 1) // 2,
                 )
             )
             for one in first_passes(limits)

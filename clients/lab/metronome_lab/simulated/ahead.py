@@ -11,7 +11,6 @@ from executor_service.engine.snapshot import Snapshot
 from metronome_lab.hardware.profile import Hardware
 from metronome_lab.records import Records
 from metronome_lab.simulated.clock import EPOCH_US
-from metronome_lab.simulated.pass_time import cost_by
 from metronome_lab.simulated.planners import CorePlanner
 from metronome_lab.simulated.quiet import (
     DURATION_US,
@@ -47,7 +46,6 @@ class Player:
         self._books = books
         self._records = records
         self._hardware = hardware
-        self._cost = cost_by(hardware.latency)
         self._policy = policy
         self._states = CorePlanner(policy)
         self._may_decide = may_decide
@@ -65,7 +63,6 @@ class Player:
         outlook = Outlook(
             stops_after=books["stops_after"][rows].astype(np.int64),
             client=requests.workload.tenant[indexes].astype(np.int64),
-            cost=self._cost,
             until_us=EPOCH_US + until_us,
             wait_us=self._hardware.plan_wait_us if has_news else 0,
             iteration=books.iteration,

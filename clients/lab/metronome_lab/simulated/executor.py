@@ -180,14 +180,12 @@ class SimulatedExecutor:
         num_decodes, num_prefill_tokens = int(decodes.sum()), int(num_tokens[~decodes].sum())
         context_lens = books["num_computed_tokens"][rows] + num_tokens
         num_kv_tokens = int(context_lens[decodes].sum())
-        duration_us = int(
-            self._cost.times_us(
-                num_prefill_tokens=num_prefill_tokens,
-                num_decodes=num_decodes,
-                num_kv_tokens=np.array([num_kv_tokens]),
-                num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
-                num_copied_blocks=num_copied,
-            )[0]
+        duration_us = self._cost.time_us(
+            num_prefill_tokens=num_prefill_tokens,
+            num_decodes=num_decodes,
+            num_kv_tokens=num_kv_tokens,
+            num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
+            num_copied_blocks=num_copied,
         )
         self._learn(num_prefill_tokens, num_decodes, num_kv_tokens, duration_us)
         if self._has_news:

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metronome_lab.simulated.pass_time import PassCost, pass_time_us
 from scheduler_service.core.case import (
     DEADLINE_US,
     ID,
@@ -63,7 +62,6 @@ class Outlook(NamedTuple):
 
     stops_after: IntArray
     client: IntArray
-    cost: PassCost
     until_us: int
     wait_us: int
     iteration: int
@@ -256,7 +254,9 @@ def _run(turn: _Turn, num_new_blocks: int, outlook: Outlook, passes: Passes, cas
 
 @lean
 def _duration_us(turn: _Turn, outlook: Outlook, passes: Passes, case: Case) -> int:
-    """How long the pass takes; records that and what its batch is made of."""
+    """How long the pass takes, which is what the state's latency model says (`PassCost.time_us` where that is all there
+    is); records that and what its batch is made of.
+    """
     num_prefill_tokens, num_decode_tokens, num_decodes, num_kv_tokens = 0, 0, 0, 0
     for place in range(len(turn.rows)):
         row, num_tokens = turn.rows[place], turn.num_tokens[place]
@@ -266,7 +266,9 @@ def _duration_us(turn: _Turn, outlook: Outlook, passes: Passes, case: Case) -> i
             num_kv_tokens += case.requests[NUM_COMPUTED_TOKENS, row] + num_tokens
         else:
             num_prefill_tokens += num_tokens
-    duration_us = pass_time_us(outlook.cost, num_prefill_tokens, num_decodes, num_kv_tokens, 0)
+    latency = case.latency
+    fixed_us = latency.pass_us + latency.prefill_token_us * num_prefill_tokens + latency.decode_request_us * num_decodes
+    duration_us = max(int(np.rint(fixed_us + latency.kv_token_us * num_kv_tokens)), 1)
     if passes.counts[NUM_PASSES] == 0:
         duration_us += outlook.wait_us
     count = passes.counts[NUM_PASSES]

@@ -37,12 +37,12 @@ def passes_of(cost: PassCost, count: int = 400) -> MeasuredPasses:
     prefill, decodes = draw.integers(0, 200, count), draw.integers(0, 40, count)
     kv, chunk_kv = decodes * draw.integers(10, 900, count), prefill * draw.integers(10, 900, count)
     times = [
-        cost.times_us(
+        cost.time_us(
             num_prefill_tokens=int(prefill[i]),
             num_decodes=int(decodes[i]),
-            num_kv_tokens=kv[i : i + 1],
+            num_kv_tokens=int(kv[i]),
             num_chunk_kv_tokens=int(chunk_kv[i]),
-        )[0]
+        )
         for i in range(count)
     ]
     return MeasuredPasses(
