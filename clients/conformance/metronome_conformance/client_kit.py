@@ -5,7 +5,9 @@ The settings of the client are the scenario's `client`: `retry` (max_attempts, i
 
 Steps:
     use: VERB               `with`: its arguments; `leave_after`: the messages after which to leave it; `expect`;
-                            `within_s`: how long it may take before it is taken to hang, 10 unless said
+                            `within_s`: how long it may take before it is taken to hang, 10 unless said;
+                            `until_heard: true`: made again until a server has heard it, for calls that may meet the
+                            end of a connection that their client has not noticed yet
     client: {...}           make the client anew, with other settings; `expect: {refused: true}`: it must not be made
     health: NOT_SERVING     what server `of` (0 unless said) says of itself from now on
     calls: [1, 0]           how many calls each server has had since the scenario began; a list for one: any of these
@@ -39,6 +41,7 @@ from metronome_conformance.wire import Json
 # No step takes so long: a call that has not ended then hangs.
 HANG_S = 10.0
 WAIT_S = 10.0
+_AGAIN_S = 0.02
 
 
 def run_client_scenarios(driver: ProcessDriver, scenarios: Sequence[Scenario]) -> Iterator[Result]:
@@ -85,8 +88,7 @@ class _Run:
             case {"use": verb}:
                 order = {"use": verb, "with": expanded(step.get("with", {}), {})}
                 order |= {"leave_after": step["leave_after"]} if "leave_after" in step else {}
-                call = self._driver.ask(order, timeout_s=step.get("within_s", HANG_S))
-                yield from _differences(call, step.get("expect", {}))
+                yield from _differences(self._use(order, step), step.get("expect", {}))
             case {"health": status}:
                 self._servers[step.get("of", 0)].say(status)
             case {"calls": wanted}:
@@ -100,6 +102,18 @@ class _Run:
                     yield f"{self._servers[0].num_left} calls were left, it must be {wanted}"
             case _:
                 raise ScenarioError(f"{scenario.name}: no such step: {step}")
+
+    def _use(self, order: Json, step: Mapping[str, Any]) -> ProcessCall:
+        heard_before, deadline = self._num_calls(), time.monotonic() + WAIT_S
+        while True:
+            call = self._driver.ask(order, timeout_s=step.get("within_s", HANG_S))
+            is_unheard = _end(call)["code"] == "UNAVAILABLE" and self._num_calls() == heard_before
+            if not (is_unheard and step.get("until_heard")) or time.monotonic() > deadline:
+                return call
+            time.sleep(_AGAIN_S)
+
+    def _num_calls(self) -> int:
+        return sum(len(server.calls) for server in self._servers)
 
     def _make(self, settings: Json, expected: Mapping[str, Any]) -> Iterator[str]:
         end = _end(self._driver.ask({"client": settings}, timeout_s=HANG_S))

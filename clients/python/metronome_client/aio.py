@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -12,7 +13,14 @@ from metronome.executor.v1 import executor_pb2, executor_pb2_grpc
 from metronome.inference.v1 import inference_pb2, inference_pb2_grpc
 from metronome_client.channels import ANSWER_TIMEOUT_S, duration
 from metronome_client.client import AsyncClient
-from metronome_client.errors import InternalError, error_from_call, raising_metronome_errors
+from metronome_client.errors import (
+    InternalError,
+    MetronomeError,
+    details_of,
+    error_from_call,
+    error_from_status,
+    raising_metronome_errors,
+)
 from metronome_client.events import Event, event_from_message
 from metronome_client.inference import GENERATE, SERVICE, check_cancelled
 from metronome_client.requests import ChatMessage, GenerateOptions, Prompt, generate_request, tokenize_request
@@ -20,6 +28,11 @@ from metronome_client.retry import Attempts
 from metronome_client.tracing import traced
 
 _Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
+
+# What gRPC says of a call, in place of its end, where a message could not be sent any more.
+_COULD_NOT_SEND = "Internal error from Core"
+_END_TIMEOUT_S = 1.0
 
 
 class AsyncInferenceClient(AsyncClient):
@@ -137,3 +150,45 @@ def parsed(message: _Response | None) -> _Response:
     if message is None:
         raise InternalError(grpc.StatusCode.INTERNAL, "", "the answer is no message of its type", {})
     return message
+
+
+class ServersEnd:
+    """How the server ended a call that sends a stream, also where a message was just being sent.
+
+    gRPC for asyncio then puts INTERNAL in place of what the server said, before or after that arrives
+    (grpc/grpc#36066), so that it is to be heard of when it arrives.
+    """
+
+    def __init__(self, call: grpc.aio.Call) -> None:
+        self._error: MetronomeError | None = None
+        self._is_known = asyncio.Event()
+        call.add_done_callback(self._hear)
+
+    async def raise_for(self, error: grpc.RpcError) -> None:
+        """Raise as MetronomeError what the server said, if it said one, in place of what gRPC did."""
+        failure = error_from_call(error)
+        if failure.message == _COULD_NOT_SEND:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_known.wait(), _END_TIMEOUT_S)
+                if self._error is None:
+                    return
+                failure = self._error
+        raise failure from None
+
+    def _hear(self, call: Any) -> None:
+        message = _known(call.details())
+        if message == _COULD_NOT_SEND or self._is_known.is_set():
+            return
+        code = _known(call.code())
+        if code is not grpc.StatusCode.OK:
+            self._error = error_from_status(code, message, details_of(_known(call.trailing_metadata())))
+        self._is_known.set()
+
+
+def _known(asked: Coroutine[Any, Any, _Value]) -> _Value:
+    """What a coroutine gives that has nothing to wait for."""
+    try:
+        asked.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # untyped in typeshed
+    raise AssertionError("it is not known yet")

@@ -250,7 +250,7 @@ _BY_REASON: dict[str, type[MetronomeError]] = {
 
 def error_from_call(error: grpc.RpcError) -> MetronomeError:
     """Read the status of a failed call; sync and asyncio errors of grpc offer it alike."""
-    return error_from_status(error.code(), error.details() or "", _details(error.trailing_metadata()))
+    return error_from_status(error.code(), error.details() or "", details_of(error.trailing_metadata()))
 
 
 def error_from_status(code: grpc.StatusCode, message: str, details: Details) -> MetronomeError:
@@ -271,7 +271,8 @@ def error_from_status(code: grpc.StatusCode, message: str, details: Details) -> 
     )
 
 
-def _details(trailing_metadata: object) -> Details:
+def details_of(trailing_metadata: object) -> Details:
+    """What a status says beside its code and message."""
     pairs = trailing_metadata if trailing_metadata is not None else ()
     for key, value in pairs:  # type: ignore[attr-defined]  # grpc's metadata: a tuple of pairs, or an aio.Metadata
         if key == _DETAILS_KEY:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
 import grpc
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from metronome_client.aio import ask_async, parsed
+from metronome_client.aio import ServersEnd, ask_async, parsed
 from metronome_client.client import AsyncClient, Client
 from metronome_client.errors import raising_metronome_errors
 from metronome_client.inference import ask
@@ -86,9 +86,12 @@ class AsyncSchedulerClient(AsyncClient):
         with raising_metronome_errors():
             source = aiter(requests) if isinstance(requests, AsyncIterable) else iter(requests)
             call = self._scheduler.PlanStream(source, timeout=self._connection.attempts(timeout_s).timeout_s)
+            end = ServersEnd(call)
             try:
                 async for message in call:
                     yield parsed(message)
+            except grpc.RpcError as error:
+                await end.raise_for(error)
             finally:
                 call.cancel()
 

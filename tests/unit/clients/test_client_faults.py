@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import grpc
 import numpy as np
@@ -15,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 import metronome_client as api
 from metronome.inference.v1 import error_reason_pb2 as inference_reasons
 from metronome.scheduler.v1 import error_reason_pb2 as scheduler_reasons
-from metronome.scheduler.v1 import plan_pb2, state_pb2
+from metronome.scheduler.v1 import plan_pb2, scheduler_pb2, state_pb2
 from metronome_client.channels import CHANNEL_OPTIONS
 from metronome_client.errors import error_from_status
 from metronome_client.retry import Attempts
@@ -155,6 +156,29 @@ def test_a_plan_is_read_as_plain_values():
     decision = api.decision(plan)
     assert (decision.scheduled, decision.evict, decision.reject) == ({1: 5}, {2: "SWAP"}, {3: "REJECTED_QUEUE_FULL"})
     assert decision.reasons == {1: "PREFILL", 2: "999", 3: "REJECTED_QUEUE_FULL"}
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_what_the_server_says_is_heard_while_a_state_is_being_sent(num_before: int):
+    """The end is there before the state is sent, but nobody has looked: gRPC for asyncio tells INTERNAL then."""
+    refusal = {"code": "UNAUTHENTICATED", "reason": "UNKNOWN_CALLER", "message": "no such token"}
+    server = FaultServer({"script": [{"messages": num_before, "refuse": refusal}] * 20})
+
+    async def states() -> AsyncIterator[scheduler_pb2.PlanRequest]:
+        for number in range(100):
+            if number == num_before:
+                time.sleep(0.02)  # the loop is busy, and hears of the end late
+            yield scheduler_pb2.PlanRequest()
+
+    async def stream() -> None:
+        async with api.AsyncSchedulerClient(server.address) as client:
+            for _ in range(20):
+                with pytest.raises(api.UnknownCallerError, match="no such token"):
+                    async for _ in client.plan_stream(states()):
+                        pass
+
+    asyncio.run(stream())
+    server.close()
 
 
 def test_a_client_that_is_closed_ends_its_streams():
