@@ -3,12 +3,14 @@
 Two stacks of scheduler and executor stand ready, alike but for that: one tells nothing; of the other both services have
 metrics, scraped each `--scrape-interval-s`, and with `--traces` they send traces of every request, plan and pass to a
 collector. They get the same burst of requests in turns, forth and back. The speed of a machine that one shares with
-others wanders by some percent within seconds, so bursts are short and many: what drifts cancels out of a round of four,
-and a round gives one ratio. Told is their median, with a bootstrap interval of 95 %. Beside it stands what no machine's
-wandering hides: what adding up a pass takes on the engine's thread, called over and over.
+others wanders by some percent within seconds, so bursts are short and many: what drifts cancels out of a round of four.
+Two processes that are alike differ by some percent as well, for as long as they live (where their memory lies), so each
+pair of stacks gives one ratio, the median of its rounds, and there are several pairs. Told is the median of these, with
+a bootstrap interval of 95 %. Beside it stands what no machine's wandering hides: what adding up a pass takes on the
+engine's thread, called over and over. With `--control` neither stack is watched: what comes out is the error.
 
 Exit status by the interval of the throughput: 0 where all of it costs at most `--max-overhead`, 1 where all of it costs
-more, 2 where it cannot be told: run more rounds, on a machine without other work.
+more, 2 where it cannot be told: run more pairs, on a machine without other work.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import threading
 import timeit
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from statistics import median
 from typing import Any
 
 from executor_service.engine.plan import PlanSource
@@ -59,35 +62,30 @@ class Arm:
         self.cpu_seconds[-1] += cpu_seconds(self.stack.pids) - before
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Medians:
+    """Of the rounds of a pair of stacks, and of the ratios of their rounds."""
+
+    plain_s: float
+    plain_cpu_s: float
+    slowdown: float
+    cpu_ratio: float
+
+
 def main() -> int:
     """Measure, print, and give the exit status."""
     args = _arguments()
-    settings = ExecutorSettings(
-        model=args.model,
-        dtype=args.dtype,
-        max_num_seqs=args.num_requests,
-        prefix_cache="off",  # each burst sends the same prompts again
-    )
-    with ExitStack() as stacks:
-        plain = Arm(stacks.enter_context(running_stack(settings)))
-        stack = _traced_stack if args.traces else _watched_stack
-        watched = Arm(stacks.enter_context(stack(settings, args.scrape_interval_s)))
-        jobs = _burst(plain.stack.address, args)
-        for arm in (plain, watched, plain, watched):
-            run_jobs(arm.stack.address, jobs)  # warm
-        for number in range(1, args.rounds + 1):
-            for arm in (plain, watched):
-                arm.begin_round()
-            # Who is first changes as well: the burst after a pause between rounds may differ.
-            order = (plain, watched, watched, plain) if number % 2 else (watched, plain, plain, watched)
-            for arm in order:
-                arm.run(jobs)
-            print(f"round {number} of {args.rounds}: {watched.seconds[-1] / plain.seconds[-1]:.3f}", file=sys.stderr)
-    figures = [*_figures(plain, watched, args), _adding_up(args)]
+    pairs = []
+    for number in range(1, args.pairs + 1):
+        pairs.append(_pair(args, watched_first=number % 2 == 0))
+        last = pairs[-1]
+        print(f"pair {number} of {args.pairs}: time {last.slowdown:.3f}, CPU {last.cpu_ratio:.3f}", file=sys.stderr)
+    figures = [*_figures(pairs, args), _adding_up(args)]
     if args.json:
         print_json(figures)
     else:
-        print_table(f"bursts of {args.num_requests} requests, {args.rounds} rounds of two for each stack", figures)
+        title = f"bursts of {args.num_requests} requests, {args.pairs} pairs of stacks, {args.rounds} rounds each"
+        print_table(title, figures)
         for figure in figures[:2]:
             low, high = figure.ratio_interval
             print(f"{figure.name}: {figure.ratio:.4f} times (95 % interval {low:.4f} to {high:.4f})")
@@ -100,26 +98,64 @@ def main() -> int:
     return COSTS_MORE if is_sure else CANNOT_TELL
 
 
-def _figures(plain: Arm, watched: Arm, args: argparse.Namespace) -> Iterator[Figure]:
-    """Of the stack that is watched against the other one, round by round."""
-    name = "metrics and traces" if args.traces else "metrics"
-    sizes = {"num_requests": args.num_requests, "output_tokens": args.output_tokens, "rounds": args.rounds}
+def _pair(args: argparse.Namespace, *, watched_first: bool) -> Medians:
+    """Two stacks, anew. Who starts first changes from pair to pair, whose burst is first from round to round."""
+    settings = ExecutorSettings(
+        model=args.model,
+        dtype=args.dtype,
+        max_num_seqs=args.num_requests,
+        prefix_cache="off",  # each burst sends the same prompts again
+    )
+    with ExitStack() as stacks:
+        arms: dict[bool, Arm] = {}
+        for is_watched in (watched_first, not watched_first):
+            stack = _watched(args, settings) if is_watched and not args.control else running_stack(settings)
+            arms[is_watched] = Arm(stacks.enter_context(stack))
+        plain, watched = arms[False], arms[True]
+        jobs = _burst(plain.stack.address, args)
+        for arm in (plain, watched, plain, watched):
+            run_jobs(arm.stack.address, jobs)  # warm
+        for number in range(args.rounds):
+            for arm in (plain, watched):
+                arm.begin_round()
+            order = (plain, watched, watched, plain) if number % 2 else (watched, plain, plain, watched)
+            for arm in order:
+                arm.run(jobs)
+    return Medians(
+        plain_s=median(plain.seconds),
+        plain_cpu_s=median(plain.cpu_seconds),
+        slowdown=median(a / b for a, b in zip(watched.seconds, plain.seconds, strict=True)),
+        cpu_ratio=median(a / b for a, b in zip(watched.cpu_seconds, plain.cpu_seconds, strict=True)),
+    )
+
+
+def _figures(pairs: Sequence[Medians], args: argparse.Namespace) -> Iterator[Figure]:
+    """Of the stacks that are watched against the others, pair by pair."""
+    name = "nothing, either" if args.control else "metrics and traces" if args.traces else "metrics"
+    sizes = {
+        "num_requests": args.num_requests,
+        "output_tokens": args.output_tokens,
+        "pairs": args.pairs,
+        "rounds": args.rounds,
+    }
     num_tokens = 2 * args.num_requests * args.output_tokens  # of a round
+    speeds = [num_tokens / pair.plain_s for pair in pairs]
     yield Figure(
         name=f"throughput with {name}",
         unit="tok/s",
-        samples=[num_tokens / seconds for seconds in watched.seconds],
+        samples=[speed / pair.slowdown for speed, pair in zip(speeds, pairs, strict=True)],
         sizes=sizes,
         reference="with nothing",
-        reference_samples=[num_tokens / seconds for seconds in plain.seconds],
+        reference_samples=speeds,
     )
+    costs = [1e3 * pair.plain_cpu_s / num_tokens for pair in pairs]
     yield Figure(
         name=f"processor time with {name}",
         unit="ms/token",
-        samples=[1e3 * seconds / num_tokens for seconds in watched.cpu_seconds],
+        samples=[cost * pair.cpu_ratio for cost, pair in zip(costs, pairs, strict=True)],
         sizes=sizes,
         reference="with nothing",
-        reference_samples=[1e3 * seconds / num_tokens for seconds in plain.cpu_seconds],
+        reference_samples=costs,
     )
 
 
@@ -153,14 +189,22 @@ def _burst(address: str, args: argparse.Namespace) -> list[Job]:
     ]
 
 
+def _watched(args: argparse.Namespace, settings: ExecutorSettings) -> AbstractContextManager[LocalStack]:
+    return (_traced_stack if args.traces else _watched_stack)(settings, args.scrape_interval_s)
+
+
 @contextmanager
-def _watched_stack(settings: ExecutorSettings, interval_s: float) -> Iterator[LocalStack]:
+def _watched_stack(settings: ExecutorSettings, interval_s: float, **more: str) -> Iterator[LocalStack]:
     scheduler, executor = (f"127.0.0.1:{free_port()}" for _ in range(2))
     environment = {
         "METRONOME_SCHEDULER_METRICS_ADDRESS": scheduler,
         "METRONOME_EXECUTOR_METRICS_ADDRESS": executor,
+        **more,
     }
-    with _environment(environment), running_stack(settings) as stack, _scraped([scheduler, executor], interval_s):
+    with ExitStack() as stacks:
+        with _environment(environment):
+            stack = stacks.enter_context(running_stack(settings))
+        stacks.enter_context(_scraped([scheduler, executor], interval_s))
         yield stack
 
 
@@ -172,13 +216,13 @@ def _traced_stack(settings: ExecutorSettings, interval_s: float) -> Iterator[Loc
             "METRONOME_EXECUTOR_TRACING": "otlp",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}",
         }
-        with _environment(environment), _watched_stack(settings, interval_s) as stack:
+        with _watched_stack(settings, interval_s, **environment) as stack:
             yield stack
 
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Services inherit these."""
+    """Services that start now inherit these."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -221,8 +265,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-requests", type=int, default=16, help="of a burst, all at once")
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--output-tokens", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=10, help="of stacks, each started anew")
+    parser.add_argument("--rounds", type=int, default=10, help="of a pair, of two bursts for each stack")
     parser.add_argument("--traces", action="store_true", help="with traces besides")
+    parser.add_argument("--control", action="store_true", help="with nothing on either side")
     parser.add_argument("--scrape-interval-s", type=float, default=5.0)
     parser.add_argument("--max-overhead", type=float, default=0.02)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
