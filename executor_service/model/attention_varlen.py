@@ -14,7 +14,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch.nn.attention import activate_flash_attention_impl
-from torch.nn.attention.varlen import varlen_attn_out
 
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.attention_reference import reference_attention
@@ -46,6 +45,8 @@ def attend_varlen(
     The last query of a request is at the end of its context, as `varlen_attn` has it where keys are more than queries.
     Its window counts the keys before a query's own; ours counts that one too.
     """
+    from torch.nn.attention.varlen import varlen_attn_out  # brings torch's compiler along, a fifth of a start
+
     keys, values = kv_cache.layer_blocks(layer)
     tables = batch.ragged_tables
     varlen_attn_out(

@@ -23,6 +23,7 @@ from executor_service.model.errors import ModelSourceError, UnsupportedModelErro
 from executor_service.model.fuse import fuse
 from executor_service.model.gguf import default_cache_dir
 from executor_service.model.int8 import quantize
+from executor_service.model.lean_imports import lean_imports
 from executor_service.model.loaded import LoadedModel, LoadedTokenizer
 from executor_service.model.quantization import Quantization
 from executor_service.model.shard import WHOLE, Shard, check_can_be_cut, cut
@@ -120,7 +121,8 @@ def _load_directory(
     progress: Callable[[str], None],
 ) -> LoadedModel:
     tokenizer = loaded.tokenizer
-    model = _load_weights(name, directory, config, dtype)
+    with lean_imports():
+        model = _load_weights(name, directory, config, dtype)
     num_parameters = model.num_parameters()
     cut(name, model, shard)
     packs_weights = quantization is Quantization.NONE

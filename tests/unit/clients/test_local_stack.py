@@ -26,7 +26,8 @@ from metronome_cli.stack.logs import ProgressReader, reason_of_death
 from metronome_cli.stack.services import ExecutorSettings, executor_command
 from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serving
 from metronome_cli.stack.stop import GRACE_S, stop_all
-from metronome_client import MetronomeError
+from metronome_cli.trust import NO_TLS, Trust
+from metronome_client import MetronomeError, Tls
 from support.fake_services import FakeExecutor, FakeScheduler, serving
 
 SLEEP = "import time; time.sleep(60)"
@@ -324,3 +325,37 @@ def test_the_record_is_plain_json(sleeper, tmp_path):
     (entry,) = json.loads((tmp_path / "stack.json").read_text())
     assert entry["process"]["pid"] == sleeper.pid
     assert entry["address"] == ""
+
+
+@pytest.mark.parametrize(
+    ("trust", "order"),
+    [
+        (NO_TLS, ["launch scheduler", "launch executor", "wait for scheduler", "wait for executor"]),
+        (Trust(tls=Tls()), ["launch scheduler", "wait for scheduler", "launch executor", "wait for executor"]),
+    ],
+)
+def test_both_start_side_by_side_unless_the_executor_has_to_know_how_the_scheduler_is_asked(
+    trust, order, sleeper, tmp_path, monkeypatch
+):
+    heard = []
+
+    def record_launch(name, command, directory, lifetime):
+        heard.append(f"launch {name}")
+        if name == "executor":
+            assert command[command.index("--scheduler") + 1] == address
+        return replace(service(sleeper, tmp_path), name=name)
+
+    def record_wait(launched, **_):
+        heard.append(f"wait for {launched.name}")
+        return address
+
+    with serving(FakeScheduler(scheduler_pb2.PlanResponse())) as address:
+        monkeypatch.setattr("metronome_cli.stack.local.launch", record_launch)
+        monkeypatch.setattr("metronome_cli.stack.local.wait_until_serving", record_wait)
+        port = int(address.rpartition(":")[2])
+        settings = StackSettings(executor=ExecutorSettings(), scheduler_port=port, trust=trust)
+        start_stack(
+            settings, tmp_path, Lifetime.WITH_PARENT, on_progress=lambda message: None, on_launch=lambda services: None
+        )
+
+    assert heard == order

@@ -1,4 +1,8 @@
-"""The local stack as a whole: the scheduler, then an executor that asks it; stopped the other way round."""
+"""The local stack as a whole: the scheduler and an executor that asks it; the executor is stopped first.
+
+They start side by side: the executor asks for its first plan long after the scheduler is there. Where TLS may be spoken
+the scheduler comes first, since what the executor is to show to it depends on how it answers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,13 @@ from typing import Any
 
 from metronome_cli.command_error import CommandError
 from metronome_cli.errors import scheduler_errors
-from metronome_cli.stack.services import ExecutorSettings, executor_command, scheduler_command
+from metronome_cli.stack.services import (
+    ExecutorSettings,
+    executor_command,
+    free_port,
+    local_address,
+    scheduler_command,
+)
 from metronome_cli.stack.start import Lifetime, Service, launch, wait_until_serving
 from metronome_cli.stack.stop import stop_all
 from metronome_cli.trust import NO_TLS, Trust
@@ -61,23 +71,37 @@ def start_stack(
     """
     launched: list[Service] = []
 
-    def launch_and_wait(name: str, command: list[str], timeout_s: float) -> str:
+    def start(name: str, command: list[str]) -> Service:
         launched.append(launch(name, command, directory, lifetime))
         on_launch(launched)
-        return wait_until_serving(launched[-1], timeout_s=timeout_s, on_progress=on_progress, trust=settings.trust)
+        return launched[-1]
 
+    def start_executor(scheduler_address: str, trust: Trust) -> Service:
+        shown: dict[str, Any] = {f"scheduler_{name}": path for name, path in trust.files.items()}
+        executor = replace(settings.executor, **shown)
+        return start("executor", executor_command(settings.executor_port, scheduler_address, executor))
+
+    def wait(service: Service, timeout_s: float) -> str:
+        return wait_until_serving(service, timeout_s=timeout_s, on_progress=on_progress, trust=settings.trust)
+
+    executor: Service | None = None
     try:
         scheduler_address = settings.scheduler_address
         if scheduler_address is None:
-            on_progress("starting the scheduler")
-            command = scheduler_command(settings.scheduler_port)
-            scheduler_address = launch_and_wait("scheduler", command, _SCHEDULER_TIMEOUT_S)
+            port = settings.scheduler_port or free_port()
+            scheduler = start("scheduler", scheduler_command(port))
+            if settings.trust.tls is None:
+                on_progress("starting the scheduler and the executor")
+                executor = start_executor(local_address(port), NO_TLS)
+            else:
+                on_progress("starting the scheduler")
+            scheduler_address = wait(scheduler, _SCHEDULER_TIMEOUT_S)
         trust = settings.trust.towards(scheduler_address)
         _check_profile(scheduler_address, trust, settings.executor.profile)
-        on_progress("starting the executor")
-        shown: dict[str, Any] = {f"scheduler_{name}": path for name, path in trust.files.items()}
-        command = executor_command(settings.executor_port, scheduler_address, replace(settings.executor, **shown))
-        executor_address = launch_and_wait("executor", command, _EXECUTOR_TIMEOUT_S)
+        if executor is None:
+            on_progress("starting the executor")
+            executor = start_executor(scheduler_address, trust)
+        executor_address = wait(executor, _EXECUTOR_TIMEOUT_S)
     except BaseException:  # Ctrl-C included: nothing may stay behind
         stop_services(launched)
         raise

@@ -1,9 +1,12 @@
-"""The command line of each service."""
+"""The command line of each service, and the address that it is told to listen on."""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+
+_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +38,22 @@ class ExecutorSettings:
 
 def scheduler_command(port: int) -> list[str]:
     """The scheduler: module and arguments."""
-    return ["scheduler_service", "--host", "127.0.0.1", "--port", str(port), "--log-format", "json"]
+    return ["scheduler_service", "--host", _HOST, "--port", str(port), "--log-format", "json"]
 
 
 def executor_command(port: int, scheduler_address: str, settings: ExecutorSettings) -> list[str]:
     """The executor: module and arguments."""
-    place = ["--host", "127.0.0.1", "--port", str(port), "--log-format", "json"]
+    place = ["--host", _HOST, "--port", str(port), "--log-format", "json"]
     return ["executor_service", *place, "--scheduler", scheduler_address, *settings.arguments()]
+
+
+def local_address(port: int) -> str:
+    """Where a service listens that was started with this port."""
+    return f"{_HOST}:{port}"
+
+
+def free_port() -> int:
+    """A port that nobody listens on now, for a service whose address others have to know before it is there."""
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        return int(listener.getsockname()[1])

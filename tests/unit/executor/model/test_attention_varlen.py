@@ -63,7 +63,7 @@ def plain_varlen_attn_out(
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_varlen, "varlen_attn_out", plain_varlen_attn_out)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn_out", plain_varlen_attn_out)
 
 
 @pytest.mark.usefixtures("plain")
@@ -136,7 +136,7 @@ def test_a_kernel_that_does_not_agree_or_refuses_is_not_used(
     monkeypatch: pytest.MonkeyPatch, kernel: Any, said: str
 ) -> None:
     on_hopper(monkeypatch)
-    monkeypatch.setattr(attention_varlen, "varlen_attn_out", kernel)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn_out", kernel)
     told: list[str] = []
     assert not serves_varlen(SPEC, device=CUDA, num_heads=4, progress=told.append)
     assert told == [f"attending by torch's own operations, which are slower: {said}"]
