@@ -31,6 +31,7 @@ from executor_service.model.sources import resolve_source
 from executor_service.model.weights import stored_tensors
 
 _GENERATION_CONFIG = "generation_config.json"
+_NUM_CACHED_WORDS = 1_000
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -99,6 +100,7 @@ def _load_tokenizer(directory: Path, config: Any) -> LoadedTokenizer:
     from transformers import AutoTokenizer, GenerationConfig
 
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    _bound_cache(tokenizer)
     text_config = config.get_text_config(decoder=True)
     end_tokens = [text_config.eos_token_id, tokenizer.eos_token_id]
     if (directory / _GENERATION_CONFIG).is_file():
@@ -106,6 +108,14 @@ def _load_tokenizer(directory: Path, config: Any) -> LoadedTokenizer:
     return LoadedTokenizer(
         tokenizer=tokenizer, vocab_size=text_config.vocab_size, eos_token_ids=_token_ids(*end_tokens)
     )
+
+
+def _bound_cache(tokenizer: Any) -> None:
+    """A pipeline keeps what its first 10,000 words were cut into, about 2 KiB each, and a word is all of a prompt
+    where the model cuts no words, as Gemma's: an executor would grow for hours, by texts that never come again."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if hasattr(model, "_resize_cache"):  # a model of pairs or of pieces; no other has a cache
+        model._resize_cache(_NUM_CACHED_WORDS)
 
 
 def _load_directory(

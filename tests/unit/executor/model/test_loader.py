@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -51,6 +52,18 @@ def test_a_directory_of_safetensors_loads_as_it_was_saved(saved: Path) -> None:
     assert lines == ["loading my-model as float32 on cpu"]
     text = "naïve 世界 🙂\n\ttext"
     assert loaded.tokenizer.decode(loaded.tokenizer(text)["input_ids"]) == text
+
+
+def test_texts_that_have_been_read_leave_no_memory_behind(saved: Path) -> None:
+    tokenizer = load_model(str(saved), dtype="float32", device="cpu", progress=quiet).tokenizer
+
+    def read(numbers: range) -> int:
+        for number in numbers:
+            tokenizer.encode(f"the river was wide and slow that year, so they waited for winter {number}")
+        return psutil.Process().memory_info().rss
+
+    before = read(range(1_200))
+    assert read(range(1_200, 5_200)) - before < 4 << 20, "they take 8 MiB where they are kept"
 
 
 def test_weights_that_are_missing_are_not_made_up(saved: Path) -> None:
