@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -20,6 +21,7 @@ from executor_service.engine.request import EndCause, EndedEvent, Event, Finishe
 from executor_service.errors import RETRY_AFTER, ServiceError, abort, error_of_ending
 from executor_service.executor import Executor, Place
 from executor_service.gate import Gate, tenant_of
+from executor_service.preparing import Preparing
 from executor_service.streams import NameTakenError, Stream, Streams
 from executor_service.text.errors import UnknownTokenError
 from executor_service.traces import CallTrace, Traces
@@ -71,6 +73,7 @@ class InferenceServicer(InferenceServiceServicer):
         self._serving = serving
         self._gate = gate
         self._traces = traces
+        self._preparing = Preparing()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         with self._traces.call(tuple(context.invocation_metadata() or ())) as trace:
@@ -133,7 +136,9 @@ class InferenceServicer(InferenceServiceServicer):
         try:
             self._serving.caller(context)
             executor = self._serving.ready()
-            tokens = await asyncio.to_thread(prompt_tokens, request, executor.facts)
+            tokens = await self._preparing.run(
+                partial(prompt_tokens, request, executor.facts), num_bytes=request.ByteSize()
+            )
         except ServiceError as error:
             await _abort(context, error)
         return pb.TokenizeResponse(token_ids=tokens)
@@ -143,7 +148,9 @@ class InferenceServicer(InferenceServiceServicer):
             self._serving.caller(context)
             executor = self._serving.ready()
             try:
-                text = await asyncio.to_thread(executor.tokenizer.decode, request.token_ids)
+                text = await self._preparing.run(
+                    partial(executor.tokenizer.decode, request.token_ids), num_bytes=request.ByteSize()
+                )
             except UnknownTokenError as error:
                 raise unknown_token(error, f"token_ids[{error.position}]") from error
         except ServiceError as error:
@@ -173,7 +180,9 @@ class InferenceServicer(InferenceServiceServicer):
         """Check a call and queue its requests. Raises ServiceError, and then leaves nothing behind."""
         streams = self._serving.streams
         time_remaining_s = context.time_remaining()
-        call, sequences = await asyncio.to_thread(executor.prepare, request, time_remaining_s=time_remaining_s)
+        prepare = partial(executor.prepare, request, time_remaining_s=time_remaining_s)
+        compiles = request.sampling.WhichOneof("constraint") is not None
+        call, sequences = await self._preparing.run(prepare, num_bytes=request.ByteSize(), compiles=compiles)
         self._check_not_draining()
         self._gate.take_prompt(request.tenant, len(call.requests[0].prompt_token_ids))
         try:

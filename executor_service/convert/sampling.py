@@ -26,7 +26,6 @@ MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASED_TOKENS = 1024
 MAX_BANNED_TOKENS = 1024
-MAX_CONSTRAINT_BYTES = 1 << 18
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
 DEFAULT_REPETITION_PENALTY = 1.0
@@ -142,7 +141,6 @@ def _constraint(message: pb.SamplingParameters, constraints: ConstraintCompiler)
     if name is None:
         return None
     field, text = f"sampling.{name}", getattr(message, name)
-    at_most(len(text.encode()), field, MAX_CONSTRAINT_BYTES, "bytes")
     try:
         return constraints.compile(ConstraintKind(name), text)
     except ConstraintError as error:

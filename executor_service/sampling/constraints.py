@@ -16,6 +16,8 @@ import llguidance
 import numpy as np
 
 from executor_service.sampling.adjustments import ConstraintKind
+from executor_service.sampling.constraint_limits import excess
+from executor_service.sampling.deep_thread import DeepThread
 from executor_service.sampling.masks import AllowedTokens, Words, num_words_of
 
 # JSON may have white space without end, and small models like it: a bound keeps an answer from being nothing else, and
@@ -86,7 +88,7 @@ class LLGuidanceMatcher:
 
 
 class ConstraintCompiler:
-    """Compiles constraints for the vocabulary of one model. Thread-safe."""
+    """Compiles constraints for the vocabulary of one model, one at a time, whoever asks. Thread-safe."""
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_token_ids: Collection[int]) -> None:
         """``tokenizer``: of transformers. ``vocab_size``: logits of a row.
@@ -96,6 +98,7 @@ class ConstraintCompiler:
         when a constraint comes.
         """
         self._vocab_size = vocab_size
+        self._thread = DeepThread("constraints")
         self._vocabulary: PreparedVocabulary | None = None
         self._why_not = ""
         try:
@@ -105,9 +108,13 @@ class ConstraintCompiler:
 
     def compile(self, kind: ConstraintKind, text: str) -> CompiledConstraint:
         """Raises ConstraintError or ConstraintsNotOfferedError. May take a second, without the interpreter's lock."""
-        vocabulary = self._vocabulary
-        if vocabulary is None:
+        if self._vocabulary is None:
             raise ConstraintsNotOfferedError(self._why_not)
+        if too_large := excess(kind, text):
+            raise ConstraintError(too_large)
+        return self._thread.call(self._compile, kind, text, self._vocabulary)
+
+    def _compile(self, kind: ConstraintKind, text: str, vocabulary: PreparedVocabulary) -> CompiledConstraint:
         try:
             grammar = _grammar_of(kind, text)
         except ValueError as error:

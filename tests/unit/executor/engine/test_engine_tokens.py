@@ -15,7 +15,7 @@ from executor_service.model.loaded import LoadedModel
 from scheduler_service.core.policy import Policy
 from support.engine import engine_on_model, engine_on_tokens, limits_of
 from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
-from support.tiny_models import tiny_model
+from support.tiny_models import TINY_MODELS, tiny_model
 from support.token_runner import true_tokens
 
 PROMPT_LENS = (1, 5, 16, 17, 40)
@@ -36,6 +36,10 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference(loaded: LoadedModel) -> list[list[int]]:
+    return generated(loaded)
+
+
+def generated(loaded: LoadedModel) -> list[list[int]]:
     """What transformers itself generates for each prompt."""
     loaded.model.set_attn_implementation("eager")
     try:
@@ -77,6 +81,23 @@ def test_evictions_for_want_of_blocks_do_not_change_tokens(
     counters = served.engine.counters
     assert counters.num_evicted_swap + counters.num_evicted_recompute > 0
     assert counters.num_refused_plans == counters.num_safe_plans == 0
+
+
+@pytest.mark.parametrize("policy", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_of_every_architecture_in_chunks_evicted_and_from_the_prefix_cache(name: str, policy: Policy) -> None:
+    """Two ranks: `parallel/test_two_ranks.py`."""
+    loaded = tiny_model(name)
+    expected = generated(loaded)
+    planner = LocalPlanner(replace(policy, chunk_size_tokens=5))
+    served = engine_on_model(loaded, CROWDED, planner=planner)
+    for _ in range(2):
+        ids = [served.submit(prompt, NUM_NEW_TOKENS) for prompt in prompts()]
+        served.run()
+        assert [served.tokens(id) for id in ids] == expected
+    counters = served.engine.counters
+    assert counters.num_evicted_swap + counters.num_evicted_recompute > 0
+    assert any(served.finish(id).usage.num_cached_tokens > 0 for id in ids)
 
 
 @pytest.mark.parametrize("mode", EvictMode)

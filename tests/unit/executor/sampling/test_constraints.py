@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
@@ -15,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, trainers
 from transformers import PreTrainedTokenizerFast
 
 from executor_service.sampling.adjustments import Adjuster, Adjustments, Constraint, ConstraintKind
+from executor_service.sampling.constraint_limits import MAX_BYTES
 from executor_service.sampling.constraints import (
     ConstraintCompiler,
     ConstraintError,
@@ -141,6 +145,7 @@ def test_what_is_sampled_under_a_grammar_is_of_it(seed: int) -> None:
     assert text == "(" * depth + text[depth] + ";" + ")" * depth
 
 
+PATTERNS = json.dumps({"items": [{"pattern": "a?" * 1_250}, {"patternProperties": {"b?" * 1_000: True}}]})
 BROKEN = [
     (ConstraintKind.JSON_SCHEMA, "", "expected value"),
     (ConstraintKind.JSON_SCHEMA, '{"type":', "EOF while parsing"),
@@ -154,11 +159,16 @@ BROKEN = [
     (ConstraintKind.REGEX, "a(", "unclosed group"),
     (ConstraintKind.REGEX, r"[^\s\S]", "no answer can keep to it"),
     (ConstraintKind.REGEX, r"(?=a)b", "look-around"),
+    (ConstraintKind.REGEX, "a?" * 2_500, "it has 5000 bytes and may have 4096"),
+    (ConstraintKind.JSON_SCHEMA, " " * 32_768 + "{}", "it has 32770 bytes and may have 32768"),
+    (ConstraintKind.JSON_SCHEMA, PATTERNS, "its regular expressions have 4500 bytes and may have 4096 in all"),
+    (ConstraintKind.GRAMMAR, "start: /" + "a?" * 2_500 + "/", "have 5002 bytes and may have 4096 in all"),
+    (ConstraintKind.GRAMMAR, "start: %json " + PATTERNS, "bytes and may have 4096 in all"),
     (ConstraintKind.GRAMMAR, "", "."),
     (ConstraintKind.GRAMMAR, "start: ((", "Expected token"),
     (ConstraintKind.GRAMMAR, "start: missing", 'unknown name: "missing"'),
     (ConstraintKind.GRAMMAR, 'start: start "a"', "no answer can keep to it"),
-    (ConstraintKind.GRAMMAR, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "nested"),
+    (ConstraintKind.GRAMMAR, "start: " + "(" * 8_000 + '"a"' + ")" * 8_000, "nested"),
 ]
 
 
@@ -168,6 +178,40 @@ def test_what_no_answer_can_keep_to_is_told_in_a_line(kind: ConstraintKind, text
         COMPILER.compile(kind, text)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) <= 300
+
+
+def chain(link: str, end: str, separator: str, most: int) -> str:
+    """As many links as fit, each of which names the next one."""
+    names = ["".join(letters) for letters in itertools.product("ABCDEFGHIJKLMNOPQRSTUVWXYZ", repeat=3)]
+    links = [link.format(name, following) for name, following in itertools.pairwise(names)]
+    num_links = (most - 100) // (len(links[0]) + len(separator))
+    return separator.join([*links[:num_links], end.format(names[num_links])])
+
+
+@pytest.fixture
+def small_stack() -> Iterator[ThreadPoolExecutor]:
+    """A thread whose stack these constraints would go through, and with it the process."""
+    with ThreadPoolExecutor(1) as thread:
+        before = threading.stack_size(512 << 10)
+        thread.submit(int).result()
+        threading.stack_size(before)
+        yield thread
+
+
+def test_rules_that_lead_on_and_on_take_no_stack_away(small_stack: ThreadPoolExecutor) -> None:
+    rules = "start: AAA\n" + chain("{}:{}", '{}:"1"', "\n", MAX_BYTES[ConstraintKind.GRAMMAR])
+    constraint = small_stack.submit(COMPILER.compile, ConstraintKind.GRAMMAR, rules).result()
+    assert allowed(adjuster_for(constraint)) == encoded("1")
+
+
+@pytest.mark.parametrize("link", ['"{}":{{"$ref":"#/{}"}}', '"{}":{{"allOf":[{{"$ref":"#/{}"}}]}}'])
+def test_references_that_lead_on_and_on_are_refused_before_the_stack_ends(
+    link: str, small_stack: ThreadPoolExecutor
+) -> None:
+    references = chain(link, '"{}":{{"const":1}}', ",", MAX_BYTES[ConstraintKind.JSON_SCHEMA])
+    compiled = small_stack.submit(COMPILER.compile, ConstraintKind.JSON_SCHEMA, '{"$ref":"#/AAA",' + references + "}")
+    with pytest.raises(ConstraintError, match="stack level exceeded"):
+        compiled.result()
 
 
 def test_answers_of_one_constraint_do_not_meet() -> None:

@@ -286,10 +286,11 @@ export type SamplingParameters = Message<"metronome.inference.v1.SamplingParamet
   bestOf?: number | undefined;
 
   /**
-   * Form that the answer must have, at most 262,144 bytes. Default: any. The answer ends, with STOP, as soon as it has the
-   * form and nothing can be added to it; or where it has the form and the model chooses an end token, which it cannot before
-   * (`ignore_eos` or not). `max_tokens` may cut it short. A form that is broken, not supported or that no answer can have is
-   * INVALID_ARGUMENT with the reason INVALID_CONSTRAINT.
+   * Form that the answer must have: a schema of at most 32,768 bytes, a grammar of 16,384 or a regular expression of 4,096,
+   * which is also the most that those within a schema or a grammar may have in all. Default: any. The answer ends, with
+   * STOP, as soon as it has the form and nothing can be added to it; or where it has the form and the model chooses an end
+   * token, which it cannot before (`ignore_eos` or not). `max_tokens` may cut it short. A form that is too large, broken, not
+   * supported or that no answer can have is INVALID_ARGUMENT with the reason INVALID_CONSTRAINT.
    *
    * @generated from oneof metronome.inference.v1.SamplingParameters.constraint
    */
