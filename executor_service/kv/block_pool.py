@@ -18,11 +18,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+
+from executor_service.kv.kept_blocks import KeptBlocks
 
 BlockIds = npt.NDArray[np.int32]
 
@@ -51,7 +52,7 @@ class BlockPool:
         self._free_stack = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_empty = num_blocks
         self._has_content = np.zeros(num_blocks, dtype=np.bool_)  # [num_blocks] worth keeping, in use or free
-        self._kept: OrderedDict[int, None] = OrderedDict()  # the free ones with content, least recently used first
+        self._kept = KeptBlocks(num_blocks)  # the free ones with content, least recently used first
 
     @property
     def num_blocks(self) -> int:
@@ -94,8 +95,7 @@ class BlockPool:
         empty = unheld[~self._has_content[unheld]]
         if len(empty):
             raise BlockAccountingError(f"cannot share empty blocks {empty.tolist()}")
-        for block in unheld.tolist():
-            del self._kept[block]
+        self._kept.remove(unheld)
         self._ref_counts[unique] += mentions
 
     def release(self, blocks: BlockIds) -> int:
@@ -129,8 +129,7 @@ class BlockPool:
         unique, _ = self._count_mentions(blocks)
         emptied = unique[self._has_content[unique] & (self._ref_counts[unique] == 0)]
         self._has_content[unique] = False
-        for block in emptied.tolist():
-            del self._kept[block]
+        self._kept.remove(emptied)
         self._push_empty(emptied)
 
     def reference_counts(self, blocks: BlockIds) -> npt.NDArray[np.int32]:
@@ -167,7 +166,9 @@ class BlockPool:
                 f" ({len(wrong)} blocks differ)"
             )
         empty = self._free_stack[: self._num_empty]
-        kept = np.fromiter(self._kept, dtype=np.int32, count=len(self._kept))
+        kept = self._kept.in_order()
+        if len(kept) != len(self._kept):
+            raise BlockAccountingError(f"{len(kept)} blocks are kept, {len(self._kept)} are counted")
         free = np.concatenate([empty, kept])
         if len(np.unique(free)) != len(free):
             raise BlockAccountingError("a block is free twice")
@@ -184,8 +185,7 @@ class BlockPool:
         blocks = self._free_stack[start : self._num_empty][::-1].copy()
         self._num_empty = start
         if len(blocks) < count:
-            lost = [self._kept.popitem(last=False)[0] for _ in range(count - len(blocks))]
-            blocks = np.concatenate([blocks, np.array(lost, dtype=np.int32)])
+            blocks = np.concatenate([blocks, self._kept.take_first(count - len(blocks))])
             self._has_content[blocks] = False
         return blocks
 
@@ -194,8 +194,11 @@ class BlockPool:
         has_content = self._has_content[freed]
         self._push_empty(freed[~has_content])
         if has_content.any():
-            kept = set(freed[has_content].tolist())
-            self._kept.update((block, None) for block in mentioned[::-1].tolist() if block in kept)
+            last_first = mentioned[::-1]
+            if len(freed) < len(mentioned):  # some are mentioned twice, or held by others still
+                _, first_mentions = np.unique(last_first, return_index=True)
+                last_first = last_first[np.sort(first_mentions)]
+            self._kept.append(last_first[self._has_content[last_first] & (self._ref_counts[last_first] == 0)])
 
     def _push_empty(self, blocks: BlockIds) -> None:
         """``blocks`` ascending, without duplicates; pushed in reverse so that the lowest is reused first."""
@@ -206,7 +209,10 @@ class BlockPool:
     def _count_mentions(self, blocks: BlockIds) -> tuple[BlockIds, npt.NDArray[np.int32]]:
         """The distinct ids of ``blocks``, ascending, and how often each is mentioned."""
         self._check_ids(blocks)
-        unique, mentions = np.unique(blocks, return_counts=True)
+        ascending = np.sort(blocks)
+        if (ascending[1:] > ascending[:-1]).all():  # as of one holder, who has each once
+            return ascending, np.ones(len(blocks), dtype=np.int32)
+        unique, mentions = np.unique(ascending, return_counts=True)
         return unique, mentions.astype(np.int32)
 
     def _check_ids(self, blocks: BlockIds) -> None:

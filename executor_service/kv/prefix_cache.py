@@ -119,14 +119,14 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, *, block_size: int) -> None:
         self._pool = pool
         self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}  # of full blocks
+        self._digest_of: list[bytes | None] = [None] * pool.num_blocks  # of full blocks
         self._tail_digest_of: dict[int, bytes] = {}
         self._token_ids = np.zeros((pool.num_blocks, block_size), dtype=np.int32)  # of the published blocks
         self._num_tokens = np.zeros(pool.num_blocks, dtype=np.int32)  # of those, how many can be found
 
     def __len__(self) -> int:
         """How many blocks can be found."""
-        return len(self._digest_of.keys() | self._tail_digest_of.keys())
+        return int(np.count_nonzero(self._num_tokens))
 
     def num_found_tokens(self, blocks: BlockIds) -> npt.NDArray[np.int32]:
         """How many of the first tokens of each of ``blocks`` others may come to read; whoever writes, writes behind."""
@@ -204,15 +204,15 @@ class PrefixCache:
         digests = chain.digests(first + len(blocks))[first : first + len(blocks)]
         named = list(zip(blocks.tolist(), digests, strict=True))
         block_of, digest_of = self._block_of, self._digest_of
-        is_new = [block not in digest_of and digest not in block_of for block, digest in named]
+        is_new = [digest_of[block] is None and digest not in block_of for block, digest in named]
         if not any(is_new):
             return
         token_ids = chain.tokens(first, len(blocks)).reshape(len(blocks), -1)
         if not all(is_new):
             blocks, token_ids, named = blocks[is_new], token_ids[is_new], list(compress(named, is_new))
         self._pool.keep(blocks)
-        digest_of.update(named)
-        block_of.update((digest, block) for block, digest in named)
+        for block, digest in named:
+            digest_of[block], block_of[digest] = digest, block
         self._token_ids[blocks] = token_ids
         self._num_tokens[blocks] = token_ids.shape[1]
 
@@ -222,7 +222,7 @@ class PrefixCache:
             block = self._block_of.get(digest, -1)
             if block < 0:
                 continue
-            if self._tail_digest_of.get(block) == digest and block in self._digest_of:
+            if self._tail_digest_of.get(block) == digest and self._digest_of[block] is not None:
                 del self._block_of[digest], self._tail_digest_of[block]
             else:  # a full block, or nothing but a tail; the tail in a full one is of no use without it
                 self.forget(np.array([block], dtype=np.int32))
@@ -234,7 +234,8 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raises BlockAccountingError unless the pool keeps each block that can be found, and no other."""
-        names = [*self._digest_of.items(), *self._tail_digest_of.items()]
+        full = ((block, digest) for block, digest in enumerate(self._digest_of) if digest is not None)
+        names = [*full, *self._tail_digest_of.items()]
         if {digest: block for block, digest in names} != self._block_of or len(names) != len(self._block_of):
             raise BlockAccountingError("a digest and its block do not name each other")
         found = np.flatnonzero(self._num_tokens).tolist()
@@ -245,7 +246,7 @@ class PrefixCache:
         known = blocks[self._num_tokens[blocks] > 0]
         self._num_tokens[known] = 0
         for block in known.tolist():
-            for digest_of in (self._digest_of, self._tail_digest_of):
-                digest = digest_of.pop(block, None)
-                if digest is not None:
-                    del self._block_of[digest]
+            digest, self._digest_of[block] = self._digest_of[block], None
+            for name in (digest, self._tail_digest_of.pop(block, None)):
+                if name is not None:
+                    del self._block_of[name]

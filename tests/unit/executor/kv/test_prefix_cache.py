@@ -156,7 +156,7 @@ def test_tokens_are_hashed_alike_on_every_machine() -> None:
         lambda shelf: shelf.pool.discard(np.array([0], dtype=np.int32)),
         lambda shelf: shelf.pool.allocate(8),
         lambda shelf: shelf.cache._block_of.popitem(),
-        lambda shelf: shelf.cache._digest_of.update({0: b"another"}),
+        lambda shelf: shelf.cache._digest_of.__setitem__(0, b"another"),
     ],
     ids=["content is gone", "blocks were allocated past the cache", "a digest is gone", "another digest"],
 )
