@@ -91,7 +91,7 @@ def check(plan: Plan, books: Books, *, ended: AbstractSet[int]) -> CheckedPlan:
     scheduled, kept = _rows_of(plan.scheduled, "scheduled", books, ended)
     evict, kept_evictions = _rows_of(plan.evict, "evict", books, ended)
     modes = plan.evict_modes[kept_evictions]
-    if not np.isin(modes, (EvictMode.SWAP, EvictMode.RECOMPUTE)).all():
+    if not ((modes == EvictMode.SWAP) | (modes == EvictMode.RECOMPUTE)).all():
         raise PlanRefusedError(RefusalReason.CONTRADICTORY, "evicts without saying where to")
     reasons = plan.evict_reasons[kept_evictions] if len(plan.evict_reasons) else np.zeros_like(modes)
     checked = CheckedPlan(

@@ -343,16 +343,16 @@ class Books:
     def costs_of_pass(self, rows: Rows, num_tokens: NDArray[np.int32]) -> tuple[Rows, NDArray[Any], NDArray[Any]]:
         """Of each on the device, [num_running]: tenant, tokens computed in a pass over ``rows``, blocks held alone.
 
-        Where no tenant is charged for blocks they are not counted: 0.
+        Where no tenant is charged for blocks they are not counted: 0, and of ``rows`` alone.
         """
+        tenant = self.columns["tenant"]
+        if self.tenants.kv_residency_charge <= 0:
+            return tenant[rows], num_tokens, np.zeros(len(rows), dtype=np.int64)
         running = self.rows_with(Status.RUNNING)
-        computed = np.zeros(len(self.columns["id"]), dtype=np.int64)
+        computed = np.zeros(len(tenant), dtype=np.int64)
         computed[rows] = num_tokens
-        num_alone: NDArray[Any] = np.zeros(len(running), dtype=np.int64)
-        if self.tenants.kv_residency_charge > 0:
-            num_shared = self.num_shared_blocks(running, self.block_pool.reference_counts_without(NO_BLOCKS))
-            num_alone = self.columns["num_blocks"][running] - num_shared
-        return self.columns["tenant"][running], computed[running], num_alone
+        num_shared = self.num_shared_blocks(running, self.block_pool.reference_counts_without(NO_BLOCKS))
+        return tenant[running], computed[running], self.columns["num_blocks"][running] - num_shared
 
     # Reuse
 

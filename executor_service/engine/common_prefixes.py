@@ -44,6 +44,9 @@ class Sharing:
 def sharing_of(prefixes: Sequence[list[int]], counts: NDArray[np.int32]) -> Sharing:
     """``prefixes``: the cached blocks of each request; equal ones may be one list. ``counts``: [num_blocks] holders."""
     distinct = {id(prefix): prefix for prefix in prefixes if prefix}
+    if not distinct:
+        nothing = np.zeros(len(prefixes), dtype=np.int32)
+        return Sharing(num_held_blocks=nothing, row=nothing, common=None)
     place_of = {key: place for place, key in enumerate(distinct)}
     place = np.fromiter((place_of.get(id(prefix), -1) for prefix in prefixes), dtype=np.int64, count=len(prefixes))
     length = np.fromiter(map(len, distinct.values()), dtype=np.int64, count=len(distinct))

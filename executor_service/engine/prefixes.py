@@ -50,6 +50,11 @@ class Prefixes:
         self._samples: dict[int, _Samples] = {}  # by the first of their requests
         self._samples_of: dict[int, int] = {}  # by row, the key of the former
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether anybody in the books may share what was computed, for it or for others."""
+        return bool(self._chains)
+
     def enter(self, row: int, sequence: Sequence) -> None:
         """A request is in this row from now on."""
         request = sequence.request

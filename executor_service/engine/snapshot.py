@@ -17,7 +17,7 @@ first, until the prompt's KV is there for the others (docs/adr/0019).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,11 @@ from executor_service.engine.common_prefixes import CommonPrefixes, sharing_of
 from executor_service.engine.limits import Limits
 
 # What a snapshot adds to the columns of the books, under the names of the contract.
-SHARING_COLUMNS = ("num_shared_blocks", "next_block_hash", "cached_prefix")
+SHARING_COLUMNS: dict[str, type[np.generic]] = {
+    "num_shared_blocks": np.int32,
+    "next_block_hash": np.int64,
+    "cached_prefix": np.int32,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,27 +184,44 @@ def _show_sharing(
     ``columns``, ``num_guessed``: of ``rows``. ``counts``: [num_blocks] references of each block. ``soon``: block by
     digest, what will have been published by then.
     """
+    for name, dtype in SHARING_COLUMNS.items():
+        columns[name] = np.zeros(len(rows), dtype=dtype)
+    if not books.prefixes.has_texts:
+        return None
     status, block_size = columns["status"], books.limits.block_size
-    shared = columns["num_shared_blocks"] = np.zeros(len(rows), dtype=np.int32)
     running, waiting = np.flatnonzero(status == Status.RUNNING), np.flatnonzero(status == Status.WAITING)
-    shared[running] = books.num_shared_blocks(rows[running], counts)
+    columns["num_shared_blocks"][running] = books.num_shared_blocks(rows[running], counts)
     # A new token that the pass samples is not known yet when a state is sent ahead, so the newest one never counts.
     num_tokens = columns["num_prompt_tokens"] + columns["num_output_tokens"] - num_guessed
     num_reusable_tokens = num_tokens - ((status == Status.WAITING) | (columns["num_output_tokens"] > 0))
-    prefixes = books.prefixes.find(rows[waiting], num_reusable_tokens[waiting], soon)
+    common = None
+    if len(waiting):
+        prefixes = books.prefixes.find(rows[waiting], num_reusable_tokens[waiting], soon)
+        common = _show_cached(books, rows, columns, counts, soon, waiting, prefixes)
+    next_block = columns["num_computed_tokens"] // block_size
+    named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
+    columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])
+    return common
+
+
+def _show_cached(
+    books: Books,
+    rows: Rows,
+    columns: dict[str, NDArray[Any]],
+    counts: NDArray[np.int32],
+    soon: Mapping[bytes, int],
+    waiting: Rows,
+    prefixes: Sequence[list[int]],
+) -> CommonPrefixes | None:
+    """The same of those that wait, ``waiting`` in the columns, of whom each would reuse one of ``prefixes``."""
     num_blocks = np.fromiter(map(len, prefixes), dtype=np.int32, count=len(prefixes))
     num_tail_tokens = books.prefixes.tail_lengths(rows[waiting], num_blocks, soon)
-    columns["num_computed_tokens"][waiting] = num_blocks * block_size + num_tail_tokens
+    columns["num_computed_tokens"][waiting] = num_blocks * books.limits.block_size + num_tail_tokens
     # The copy of a tail takes a free block: it counts among those that nobody else holds.
     columns["num_blocks"][waiting] = num_blocks + (num_tail_tokens > 0)
     sharing = sharing_of(prefixes, counts)
-    shared[waiting] = sharing.num_held_blocks
-    columns["cached_prefix"] = np.zeros(len(rows), dtype=np.int32)
+    columns["num_shared_blocks"][waiting] = sharing.num_held_blocks
     columns["cached_prefix"][waiting] = sharing.row
-    next_block = columns["num_computed_tokens"] // block_size
-    named = np.flatnonzero((next_block + 1) * block_size <= num_reusable_tokens)
-    columns["next_block_hash"] = np.zeros(len(rows), dtype=np.int64)
-    columns["next_block_hash"][named] = books.prefixes.hashes(rows[named], next_block[named])
     return sharing.common
 
 

@@ -6,6 +6,7 @@ the terms of `state.py`, is told at the end.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
@@ -153,6 +154,7 @@ def case_of(executor: ExecutorState, policy: Policy) -> Case:
     )
 
 
+@lru_cache(maxsize=256)  # of kinds of executors there are few
 def _limits(limits: ExecutorLimits) -> Limits:
     figures = (
         limits.max_num_batched_tokens,
@@ -180,6 +182,7 @@ def _latency(model: LatencyModel) -> Latency:
 _NO_LATENCY = cast(Latency, np.zeros((), dtype=_LATENCY)[()])
 
 
+@lru_cache(maxsize=256)
 def _settings(policy: Policy) -> Settings:
     settings = (
         policy.ordering.value,

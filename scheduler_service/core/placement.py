@@ -168,16 +168,25 @@ class _Fits:
     @classmethod
     def of(cls, executors: Sequence[ExecutorState], requests: Requests) -> _Fits:
         longest = requests.num_prompt_tokens + np.maximum(requests.max_output_tokens, 1)
-        shape = (len(requests), len(executors))
+        # Executors of one size see a request alike, and of sizes there are few.
+        first_of = {executor.limits: executor for executor in reversed(executors)}
+        kinds = {limits: kind for kind, limits in enumerate(first_of)}
+        shape = (len(requests), len(kinds))
         in_blocks, in_model = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
         loads = np.zeros(shape, dtype=np.int64)
-        for index, executor in enumerate(executors):
-            limits = executor.limits
-            in_blocks[:, index] = longest - 1 <= limits.num_blocks * limits.block_size
-            in_model[:, index] = longest <= limits.max_model_len
-            loads[:, index] = load_of_each(_case(replace(executor, requests=requests))).load
-        budgets = np.array([executor.limits.max_num_batched_tokens for executor in executors], dtype=np.int64)
-        return cls(requests=requests, ever=in_blocks & in_model, too_long=~in_model, loads=loads, budgets=budgets)
+        for limits, kind in kinds.items():
+            in_blocks[:, kind] = longest - 1 <= limits.num_blocks * limits.block_size
+            in_model[:, kind] = longest <= limits.max_model_len
+            loads[:, kind] = load_of_each(_case(replace(first_of[limits], requests=requests))).load
+        budgets = np.array([limits.max_num_batched_tokens for limits in kinds], dtype=np.int64)
+        kind_of = np.array([kinds[executor.limits] for executor in executors], dtype=np.int64)
+        return cls(
+            requests=requests,
+            ever=(in_blocks & in_model)[:, kind_of],
+            too_long=~in_model[:, kind_of],
+            loads=loads[:, kind_of],
+            budgets=budgets[kind_of],
+        )
 
     def load(self, row: int, num_cached_tokens: IntArray | None) -> IntArray:
         """What the request adds to the load of each executor."""

@@ -154,10 +154,10 @@ class GapRecords:
 
     def add(self, gaps_us: Column, times: Column | int = 1) -> None:
         """Each of these gaps, [n], all at least 1, so many times, [n]."""
-        bins = (np.log(gaps_us) / self._RATIO).astype(np.int64)
-        times = np.broadcast_to(times, bins.shape)
-        np.add.at(self._counts, bins, times)
-        self.count += int(times.sum())
+        if not len(gaps_us):
+            return
+        np.add.at(self._counts, (np.log(gaps_us) / self._RATIO).astype(np.int64), times)
+        self.count += len(gaps_us) * times if isinstance(times, int) else int(times.sum())
         self.total_us += int((gaps_us * times).sum())
 
     @property

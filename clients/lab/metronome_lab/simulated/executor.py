@@ -19,7 +19,7 @@ from executor_service.engine.apply import CheckedPlan, PlanRefusedError, apply, 
 from executor_service.engine.books import Books, Rows, Status
 from executor_service.engine.latency import MeasuredPass, num_attended_tokens
 from executor_service.engine.limits import RequestTooLongError
-from executor_service.engine.snapshot import Latency, Snapshot, take, take_to_plan
+from executor_service.engine.snapshot import Latency, Snapshot, take_to_plan
 from metronome_lab.errors import LabError
 from metronome_lab.hardware.cost import PassCost
 from metronome_lab.hardware.profile import Hardware
@@ -73,6 +73,7 @@ class SimulatedExecutor:
         # What an executor learns of a pass may change its next plan.
         if play_ahead and self._fitter is None and policy is not None and policy.kv_residency_charge == 0:
             self._player = Player(number, self.books, records, hardware, policy, may_decide=planner.is_core)
+        self._state: Snapshot | None = None  # of the books as they are; None: nobody has looked since they changed
         self._has_news = False  # requests came that no plan knows of yet
         self._num_retries = 0
 
@@ -86,8 +87,10 @@ class SimulatedExecutor:
         return self.hardware.latency if self._fitter is None else self._fitter.latency
 
     def state(self) -> Snapshot:
-        """What it tells who places requests."""
-        return take(self.books, now_us=EPOCH_US + self.now_us, latency=self._latency)
+        """What it tells who plans, and who places requests."""
+        if self._state is None:  # nobody has several samples, whom a state to place by has and one to plan has not
+            self._state = take_to_plan(self.books, now_us=EPOCH_US + self.now_us, latency=self._latency)
+        return self._state
 
     def submit(self, index: int) -> None:
         """A request of the workload arrives. It must have been advanced to that time."""
@@ -105,7 +108,7 @@ class SimulatedExecutor:
         row = self.books.rows_of([index + 1])
         self.books["stops_after"][row] = workload.num_output_tokens[index]
         self.books["num_named_blocks"][row] = sequence.num_named_tokens // self.books.limits.block_size
-        self._has_news = True
+        self._state, self._has_news = None, True
 
     def sequence(self, index: int) -> SimulatedSequence:
         """A request of the workload, as books take it."""
@@ -124,10 +127,16 @@ class SimulatedExecutor:
     def advance(self, until_us: int) -> None:
         """Run every pass that begins before `until_us`. Raises LabError where plans go on to run nobody."""
         while self.now_us < until_us and not self.is_idle:
-            snapshot = take_to_plan(self.books, now_us=EPOCH_US + self.now_us, latency=self._latency)
-            if not self._play_ahead(snapshot, until_us):
+            snapshot = self.state()
+            if self._may_let_in() or not self._play_ahead(snapshot, until_us):
                 self._step(snapshot)
-            self._has_news = False
+            self._state, self._has_news = None, False
+
+    def _may_let_in(self) -> bool:
+        """Whether the next plan will most likely admit somebody: who has just come to where there is a place."""
+        return (
+            self._has_news and int((self.books["status"] == Status.RUNNING).sum()) < self.hardware.limits.max_num_seqs
+        )
 
     def _play_ahead(self, snapshot: Snapshot, until_us: int) -> bool:
         """Run the passes in which nobody enters or leaves, all at once. Returns whether there are any."""
