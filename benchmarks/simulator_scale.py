@@ -23,6 +23,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +32,10 @@ from executor_service.engine.snapshot import Snapshot
 from executor_service.kv.prefix_cache import PrefixScope
 from harness.report import Figure, print_json, print_table
 from metronome_lab.hardware.profile import load_hardware
+from metronome_lab.planning import planning_times
 from metronome_lab.policies import named_policy
+from metronome_lab.report.charts import Chart, planning_against_fleet
+from metronome_lab.report.drawn import write_picture
 from metronome_lab.simulated.planners import CorePlanner
 from metronome_lab.simulation import Fleet, simulate
 from metronome_lab.workload.generate import generate
@@ -85,6 +89,8 @@ def main() -> int:
         print_json(figures)
     else:
         print_table(f"{args.profile}, {args.placement.name}, prefix cache {args.prefix_scope.name}", figures)
+    if args.picture is not None:
+        write_picture(_picture(args), args.picture, num_columns=2)
     broken = [
         f"{fleet.num_executors} executors: {fleet.ms_per_request:.2f} ms a request, {fleet.peak_mib:.0f} MiB"
         for fleet in fleets
@@ -115,6 +121,13 @@ def measure(num_executors: int, args: argparse.Namespace) -> Measured:
         plan_us=statistics.median(planner.times_us),
         place_us=[_place_us(num_executors) for _ in range(NUM_PLACED)],
     )
+
+
+def _picture(args: argparse.Namespace) -> Chart:
+    """Of the planning core alone."""
+    hardware = replace(load_hardware(args.hardware), prefix_scope=args.prefix_scope)
+    times = planning_times(_workload(200, args.rate), Fleet(hardware=hardware), named_policy(args.profile))
+    return planning_against_fleet({args.profile: times})
 
 
 def _workload(num_requests: int, rate: float) -> Workload:
@@ -162,6 +175,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prefix-scope", type=PrefixScope.__getitem__, default=PrefixScope.OFF)
     parser.add_argument("--max-ms", type=float, default=3 * TARGET_MS, help="most processor time a request")
     parser.add_argument("--max-gib", type=float, default=4, help="most memory of a fleet")
+    parser.add_argument("--picture", type=Path, help="SVG or PNG file for how planning grows with the fleet")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args()
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from metronome_lab.figures import Figures, Targets, figures_of
 from metronome_lab.order_promise import order_promise
+from metronome_lab.planning import PlanningTimes, planning_times
 from metronome_lab.records import Records
-from metronome_lab.report.charts import Chart, charts_of
+from metronome_lab.report.charts import Chart, charts_of, planning_against_fleet
 from metronome_lab.report.page import page
-from metronome_lab.report.table import rows_of
+from metronome_lab.report.table import planning_rows, rows_of
 from metronome_lab.runs import Run
 from metronome_lab.sweep import play, play_all
 
@@ -19,13 +20,20 @@ from metronome_lab.sweep import play, play_all
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
     """`runs`, that differ in name and policy alone, and `records` of each. `goodput`: by name and multiple of the rate;
-    empty where only one rate was played.
+    empty where only one rate was played. `planning`: by name, empty where it was not measured.
     """
 
     runs: Sequence[Run]
     records: Sequence[Records]
     targets: Targets
     goodput: dict[str, dict[float, Figures]]
+    planning: Mapping[str, PlanningTimes] = field(default_factory=dict)
+
+    def with_planning_times(self) -> Comparison:
+        """The same, and what the planning core takes for a fleet, measured now. Raises LabError."""
+        pairs = zip(self.runs, self.records, strict=True)
+        times = {run.name: planning_times(of.requests.workload, run.fleet, run.policy) for run, of in pairs}
+        return replace(self, planning=times)
 
     def figures(self) -> list[Figures]:
         return [figures_of(records, self.targets) for records in self.records]
@@ -33,11 +41,13 @@ class Comparison:
     def rows(self) -> dict[str, list[str]]:
         """Of the table, by label."""
         pairs = zip(self.runs, self.records, strict=True)
-        return rows_of(self.figures(), [order_promise(records, run.policy) for run, records in pairs])
+        rows = rows_of(self.figures(), [order_promise(records, run.policy) for run, records in pairs])
+        return rows | planning_rows(self.planning)
 
     def charts(self) -> tuple[Chart, ...]:
         records = {run.name: of_run for run, of_run in zip(self.runs, self.records, strict=True)}
-        return charts_of(records, self.runs[0].fleet.hardware.limits.num_blocks, self.goodput)
+        charts = charts_of(records, self.runs[0].fleet.hardware.limits.num_blocks, self.goodput)
+        return (*charts, planning_against_fleet(self.planning)) if self.planning else charts
 
     def page(self) -> str:
         """The report as HTML that needs nothing else."""

@@ -55,6 +55,8 @@ def compare(jobs: int, rates: tuple[float, ...], report: Path | None, png: Path 
         runs = [Run(name=name, scenario=scenario, fleet=fleet, policy=policy) for name, policy in policies.items()]
         with progress_bar("runs", len(runs) * (1 + len(rates))) as show:
             comparison = compare_runs(runs, targets, rates=rates, jobs=jobs_from(jobs), on_progress=show)
+        if report is not None or png is not None:
+            comparison = comparison.with_planning_times()
         table_console().print(figures_view(comparison.rows(), list(policies)))
         _write(comparison, report, png)
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from metronome_lab.runs import Scenario
     from metronome_lab.simulation import Fleet
 
+# Of the time, where who asks has none left to wait in.
+_BUSY = 0.9
+
 
 @click.command()
 @scenario_options
@@ -100,7 +103,9 @@ def _load_scheduler(
     from metronome_lab.live.drive import drive, plan_calls
     from metronome_lab.policies import named_policy
 
-    calls = plan_calls(scenario.workload(), fleet.hardware, named_policy(profile))
+    workload, policy = scenario.workload(), named_policy(profile)
+    with progress_bar("requests played", len(workload)) as show:
+        calls = plan_calls(workload, fleet.hardware, policy, on_progress=show)
 
     async def run() -> DriveFigures:
         async with AsyncSchedulerClient(scheduler, tls=trust.tls, token=trust.token) as client:
@@ -110,10 +115,17 @@ def _load_scheduler(
         figures = asyncio.run(run())
     percentiles = {f"p{percent}_ms": figures.percentile_ms(percent) for percent in (50, 99)}
     if as_json:
-        click.echo(json.dumps({"plans_per_s": figures.plans_per_s, "asked_per_s": figures.asked_per_s, **percentiles}))
+        named = ("num_executors", "asked_per_s", "plans_per_s", "num_unanswered", "client_busy")
+        click.echo(json.dumps({name: getattr(figures, name) for name in named} | percentiles))
         return
     click.echo(
         f"{figures.num_executors:,} executors asked for {figures.asked_per_s:,.0f} plans/s and got "
         f"{figures.plans_per_s:,.0f}, half of them within {percentiles['p50_ms']:.2f} ms, "
         f"99 of 100 within {percentiles['p99_ms']:.2f} ms"
     )
+    if figures.num_unanswered:
+        click.echo(f"{figures.num_unanswered:,} calls were not answered in time, or turned away")
+    if figures.client_busy > _BUSY:
+        click.echo(
+            "this side was busy all the time, so it is not known what the scheduler sustains: load it by several"
+        )

@@ -10,24 +10,25 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.convert.state import cluster_state
-from executor_service.engine.plan import Plan
-from executor_service.engine.snapshot import Snapshot
 from metronome.scheduler.v1 import scheduler_pb2
-from metronome_client import AsyncSchedulerClient
+from metronome_client import AsyncSchedulerClient, DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from metronome_lab.errors import LabError
 from metronome_lab.hardware.profile import Hardware
-from metronome_lab.simulated.planners import CorePlanner
+from metronome_lab.simulated.planners import RecordingPlanner
 from metronome_lab.simulation import Fleet, simulate
 from metronome_lab.workload.requests import Workload
 from scheduler_service.convert import policy_message
 from scheduler_service.core.policy import Policy
+
+# How a scheduler that cannot keep up fails.
+_OVERLOADED = (DeadlineExceededError, ResourceExhaustedError, UnavailableError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +41,17 @@ class PlanCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DriveFigures:
-    """`latency_ms`: [num_plans] of each call. `asked_per_s`: what the executors ask for if nothing is ever late."""
+    """`latency_ms`: [num_plans] of each call. `asked_per_s`: what the executors ask for if nothing is ever late.
+
+    `num_unanswered`: calls that the scheduler did not answer in time, or turned away. `client_busy`: for which share of
+    the time this side computed; near 1 it is this side that was measured.
+    """
 
     num_executors: int
     seconds: float
     asked_per_s: float
+    num_unanswered: int
+    client_busy: float
     latency_ms: NDArray[np.float64]
 
     @property
@@ -55,10 +62,17 @@ class DriveFigures:
         return float(np.percentile(self.latency_ms, percent)) if len(self.latency_ms) else 0.0
 
 
-def plan_calls(workload: Workload, hardware: Hardware, policy: Policy) -> list[PlanCall]:
+def plan_calls(
+    workload: Workload,
+    hardware: Hardware,
+    policy: Policy,
+    *,
+    on_progress: Callable[[int], None] = lambda num_arrived: None,
+) -> list[PlanCall]:
     """Play a workload on one executor and keep what it asks. Raises LabError."""
-    recorder = _Recorder(policy)
-    simulate(workload, Fleet(hardware=hardware), policy, planner=recorder, play_ahead=False)
+    recorder = RecordingPlanner(policy)
+    fleet = Fleet(hardware=hardware)
+    simulate(workload, fleet, policy, planner=recorder, play_ahead=False, on_progress=on_progress)
     if len(recorder.asked) < 2:
         raise LabError(f"{workload.name} asks for {len(recorder.asked)} plans", "give more requests")
     times_us = [snapshot.now_us for snapshot in recorder.asked]
@@ -75,17 +89,27 @@ def plan_calls(workload: Workload, hardware: Hardware, policy: Policy) -> list[P
 async def drive(
     client: AsyncSchedulerClient, calls: Sequence[PlanCall], *, num_executors: int, seconds: float, seed: int = 0
 ) -> DriveFigures:
-    """Send the calls of so many executors for a while. Raises MetronomeError at the first that is refused."""
+    """Send the calls of so many executors for a while, and wait for the last answers.
+
+    Raises MetronomeError where the scheduler is not there, or takes no such calls.
+    """
+    await client.plan(calls[0].request)
     latency_ms: list[float] = []
-    end_s = time.perf_counter() + seconds
+    num_unanswered = 0
+    started_s, started_cpu_s = time.perf_counter(), time.thread_time()
+    end_s = started_s + seconds
     places = random.Random(seed)
 
     async def run(place: int, delay_s: float) -> None:
+        nonlocal num_unanswered
         await asyncio.sleep(delay_s)
         while (sent_s := time.perf_counter()) < end_s:
             call = calls[place % len(calls)]
-            await client.plan(call.request)
-            latency_ms.append((time.perf_counter() - sent_s) * 1e3)
+            try:
+                await client.plan(call.request)
+                latency_ms.append((time.perf_counter() - sent_s) * 1e3)
+            except _OVERLOADED:
+                num_unanswered += 1
             await asyncio.sleep(max(0.0, sent_s + call.pass_s - time.perf_counter()))
             place += 1
 
@@ -93,21 +117,12 @@ async def drive(
     await asyncio.gather(
         *(run(places.randrange(len(calls)), places.random() * mean_pass_s) for _ in range(num_executors))
     )
+    lasted_s = time.perf_counter() - started_s
     return DriveFigures(
         num_executors=num_executors,
-        seconds=seconds,
+        seconds=lasted_s,
         asked_per_s=num_executors / mean_pass_s,
+        num_unanswered=num_unanswered,
+        client_busy=(time.thread_time() - started_cpu_s) / lasted_s,
         latency_ms=np.array(latency_ms),
     )
-
-
-class _Recorder(CorePlanner):
-    """Plans, and keeps the states that it was asked about."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self.asked: list[Snapshot] = []
-
-    def plan(self, snapshot: Snapshot, executor_id: str) -> Plan:
-        self.asked.append(snapshot)
-        return super().plan(snapshot, executor_id)

@@ -5,7 +5,7 @@ Chart: one question            Panel: one pair of axes            Series: one ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metronome_lab.figures import Figures
+from metronome_lab.planning import FLEETS, PlanningTimes
 from metronome_lab.records import Outcome, Records
 
 Values = NDArray[Any]
@@ -51,6 +52,7 @@ class Panel:
     y_label: str
     series: tuple[Series, ...]
     log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,21 @@ def goodput_against_load(goodput: Mapping[str, Mapping[float, Figures]]) -> Char
         lines.append(Series(name=name, x=np.array(offered), y=np.array([f.goodput_per_s for f in by_rate.values()])))
     panel = Panel(title="", x_label="requests/s that arrive", y_label="requests/s in time", series=tuple(lines))
     return Chart(name="goodput", title="Goodput against load", panels=(panel,))
+
+
+def planning_against_fleet(times: Mapping[str, PlanningTimes]) -> Chart:
+    """What the planning core takes, on one core of this machine, by the number of executors."""
+    panels = (
+        _fleet_panel("A plan for each executor", {name: of_run.plan_ms for name, of_run in times.items()}),
+        _fleet_panel("One request placed over all", {name: of_run.place_ms for name, of_run in times.items()}),
+    )
+    return Chart(name="planning", title="Planning time against the size of the fleet", panels=panels)
+
+
+def _fleet_panel(title: str, times_ms: Mapping[str, Sequence[float]]) -> Panel:
+    fleets = np.array(FLEETS)
+    lines = (Series(name=name, x=fleets, y=np.array(of_run)) for name, of_run in times_ms.items())
+    return Panel(title=title, x_label="executors", y_label="ms", series=tuple(lines), log_x=True, log_y=True)
 
 
 def _distribution(name: str, times: Values) -> Series:

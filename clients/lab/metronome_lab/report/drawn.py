@@ -65,6 +65,8 @@ def _draw(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
         _draw_series(axes, series, colours[series.name])
     if panel.log_x:
         axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
 
 
 def _draw_series(axes: Axes, series: Series, colour: str) -> None:

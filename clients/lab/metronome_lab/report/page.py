@@ -83,7 +83,7 @@ def _chart(chart: Chart) -> str:
 
 def _label(figure: Any, panel: Panel, place: dict[str, int]) -> None:
     figure.update_xaxes(title_text=panel.x_label, type="log" if panel.log_x else "linear", **place)
-    figure.update_yaxes(title_text=panel.y_label, **place)
+    figure.update_yaxes(title_text=panel.y_label, type="log" if panel.log_y else "linear", **place)
 
 
 def _trace(series: Series, colour: str, stack: str, in_legend: bool) -> Any:

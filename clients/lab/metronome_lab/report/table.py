@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from metronome_lab.figures import Figures, Spread
 from metronome_lab.order_promise import OrderPromise
+from metronome_lab.planning import FLEETS, PlanningTimes
 
 Rows = Mapping[str, Sequence[str]]
 _Row = tuple[str, Callable[[Figures], str]]
@@ -15,6 +16,17 @@ def rows_of(figures: Sequence[Figures], promises: Sequence[OrderPromise]) -> dic
     """The cells of each row by its label; of a run the figures, and the promise of its policy."""
     rows = {label: [cell(of_run) for of_run in figures] for label, cell in _ROWS}
     return rows | {"bound on waiting": [_kept(promise) for promise in promises]}
+
+
+def planning_rows(times: Mapping[str, PlanningTimes]) -> dict[str, list[str]]:
+    """One for each size of a fleet: plans of all its executors, and one request placed over them."""
+    return {
+        f"planning {count:,} executors, ms": [
+            f"{of_run.plan_ms[number]:,.3g}, Place {of_run.place_ms[number]:,.3g}" for of_run in times.values()
+        ]
+        for number, count in enumerate(FLEETS)
+        if times
+    }
 
 
 def _spread(of: Callable[[Figures], Spread]) -> Callable[[Figures], str]:

@@ -97,6 +97,18 @@ def _prefixes(common: CommonPrefixes) -> CachedPrefixes:
     return CachedPrefixes(common.parent.astype(np.int64), common.num_free_blocks.astype(np.int64))
 
 
+class RecordingPlanner(CorePlanner):
+    """Plans, and keeps the states that it was asked about."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.asked: list[Snapshot] = []
+
+    def plan(self, snapshot: Snapshot, executor_id: str) -> Plan:
+        self.asked.append(snapshot)
+        return super().plan(snapshot, executor_id)
+
+
 class ServicePlanner:
     """A scheduler service, asked as an executor asks it. Raises MetronomeError where it does not answer."""
 

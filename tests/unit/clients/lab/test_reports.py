@@ -74,6 +74,19 @@ def test_percentiles_of_gaps_are_known_within_a_quarter_of_a_percent() -> None:
         assert records.percentile_us(percent) == pytest.approx(np.percentile(all_gaps, percent), rel=0.0026)
 
 
+def test_a_report_tells_how_planning_grows_with_the_fleet() -> None:
+    scenario = Scenario(path=TRACE, stop=8)
+    run = Run(name="fifo", scenario=scenario, fleet=Fleet(hardware=hardware_of(), num_executors=2), policy=FIFO)
+    comparison = compare_runs([run], Targets(ttft_us=10**6, itl_us=10**5))
+
+    measured = comparison.with_planning_times()
+
+    added = measured.rows().keys() - comparison.rows().keys()
+    assert added == {f"planning {count} executors, ms" for count in ("1", "10", "100", "1,000")}
+    assert [chart.name for chart in measured.charts() if chart not in comparison.charts()][-1] == "planning"
+    assert "Planning time against the size of the fleet" in measured.page()
+
+
 def test_fairness_counts_while_both_tenants_wait() -> None:
     """Both have a request that waits from second 1 to 4; only then does it count who got how much."""
     columns = {"tenant": np.array([0, 1]), "tenants": ("a", "b")}
