@@ -99,6 +99,7 @@ class Settings:
     reject_missed_deadlines: bool
     max_inter_token_slowdown: float
     ordering_within_tenant: int
+    target_time_to_first_token_us: int
 
 
 def _dtype(record: type) -> np.dtype[Any]:
@@ -207,6 +208,7 @@ def _settings(policy: Policy) -> Settings:
         policy.reject_missed_deadlines,
         policy.max_inter_token_slowdown,
         policy.ordering_within_tenant.value,
+        _bound(policy.target_time_to_first_token_us),
     )
     return cast(Settings, np.array(settings, dtype=_SETTINGS)[()])
 

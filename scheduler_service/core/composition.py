@@ -14,7 +14,9 @@ run are in it.
 leaves of the target when all decodes are paid for, and never below a block, so that prompts go on.
 `max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine. Up
 to it each prompt that is computed or waits gets as long as the decodes get together: one that joins alone makes a pass
-twice as long, and many do not queue behind a bound that was meant for one (docs/adr/0041).
+twice as long, and many do not queue behind a bound that was meant for one (docs/adr/0041). Where both are set the
+target bounds what the prompts get together, and the multiple takes its place where the machine is too slow for it:
+where the decodes alone take more than half of it (docs/adr/0042).
 """
 
 from __future__ import annotations
@@ -108,27 +110,52 @@ def _together(num_tokens: IntArray, of_others: IntArray) -> IntArray:
 @lean
 def prefill_budget(running: IntArray, case: Case) -> int:
     """Most prefill tokens of the pass."""
-    most, latency = case.limits.max_num_batched_tokens, case.latency
-    target, slowdown = case.policy.target_inter_token_latency_us, case.policy.max_inter_token_slowdown
-    if (target == UNBOUNDED and slowdown == 0) or latency.prefill_token_us == 0:
+    most, latency, policy = case.limits.max_num_batched_tokens, case.latency, case.policy
+    is_bounded = policy.target_inter_token_latency_us != UNBOUNDED or policy.max_inter_token_slowdown > 0
+    decodes_us = _decodes_alone_us(running, case)
+    if not is_bounded or latency.prefill_token_us == 0 or decodes_us < 0:
         return most
-    num_decodes, num_kv_tokens = 0, 0
+    most_us = _most_pass_us(decodes_us, 1.0 + max(1, _num_prompts(running, case)), case)
+    num_tokens = max((most_us - decodes_us) / latency.prefill_token_us, float(case.limits.block_size))
+    return int(min(num_tokens, float(most)))
+
+
+@lean
+def prefill_token_time_us(running: IntArray, case: Case) -> float:
+    """What a prompt token takes in a pass that holds as many as it may: its part of the pass, decodes included."""
+    num_tokens = float(prefill_budget(running, case))
+    pass_us = max(_decodes_alone_us(running, case), min(case.latency.pass_us, _MOST_US))
+    return pass_us / num_tokens + min(case.latency.prefill_token_us, _MOST_US)
+
+
+@lean
+def _most_pass_us(decodes_us: float, slowdown_for_each: float, case: Case) -> float:
+    """How long a pass may take whose decodes alone take `decodes_us`, where that is bounded.
+
+    `slowdown_for_each`: as many times that if each prompt gets as long as the decodes.
+    """
+    target, slowdown = case.policy.target_inter_token_latency_us, case.policy.max_inter_token_slowdown
+    if slowdown == 0:
+        return float(target)
+    if target != UNBOUNDED and target >= 2 * decodes_us:
+        return min(float(target), slowdown_for_each * decodes_us)
+    return min(slowdown, slowdown_for_each) * decodes_us
+
+
+@lean
+def _decodes_alone_us(running: IntArray, case: Case) -> float:
+    """What a pass takes that holds the decodes alone, by the latency model; negative where nobody decodes."""
+    latency, num_decodes, num_kv_tokens = case.latency, 0, 0
     for row in running:
         if in_decode(case, row):
             num_decodes += 1
             num_kv_tokens += case.requests[NUM_COMPUTED_TOKENS, row]
     if num_decodes == 0:
-        return most
-    spent_us = latency.pass_us + num_decodes * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
+        return -1.0
     # A model may hold any figures, so these may be infinite until they are bounded.
-    spent_us = min(spent_us, _MOST_US)
-    left_us = _MOST_US
-    if slowdown > 0:
-        left_us = (min(slowdown, 1.0 + max(1, _num_prompts(running, case))) - 1) * spent_us
-    if target != UNBOUNDED:
-        left_us = min(left_us, target - spent_us)
-    num_tokens = max(left_us / latency.prefill_token_us, float(case.limits.block_size))
-    return int(min(num_tokens, float(most)))
+    return min(
+        latency.pass_us + num_decodes * latency.decode_request_us + num_kv_tokens * latency.kv_token_us, _MOST_US
+    )
 
 
 @lean

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
+from scheduler_service.core.facts_lateness import lateness_ranks
 from scheduler_service.core.policy import Admission, Ordering, Policy
 from scheduler_service.core.state import NOBODY_NAMED, ExecutorLimits, ExecutorState, RequestStatus
 
@@ -183,7 +184,7 @@ def _reused_prefixes(executor: ExecutorState, row: int) -> dict[int, int]:
 
 def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestFacts]:
     table, requests = executor.requests, {}
-    counters = _tenant_counters(executor)
+    counters, lateness = _tenant_counters(executor), lateness_ranks(executor, policy)
     for row in range(len(table)):
         num_prompt, num_output = int(table.num_prompt_tokens[row]), int(table.num_output_tokens[row])
         most, expected = int(table.max_output_tokens[row]), int(table.expected_output_tokens[row])
@@ -198,7 +199,16 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
             id=int(table.id[row]),
             status=RequestStatus(int(table.status[row])),
             arrival_time_us=arrival,
-            rank=_ranks(policy, work, num_tokens - num_computed, arrival, priority, deadline, counters[tenant]),
+            rank=_ranks(
+                policy,
+                work=work,
+                prefill=num_tokens - num_computed,
+                arrival=arrival,
+                priority=priority,
+                deadline=deadline,
+                counter=counters[tenant],
+                lateness=lateness[row],
+            ),
             priority=priority,
             tenant=tenant,
             num_tokens=num_tokens,
@@ -222,7 +232,15 @@ def request_facts(executor: ExecutorState, policy: Policy) -> dict[int, RequestF
 
 
 def _ranks(
-    policy: Policy, work: int, prefill: int, arrival: int, priority: int, deadline: int, counter: float
+    policy: Policy,
+    *,
+    work: int,
+    prefill: int,
+    arrival: int,
+    priority: int,
+    deadline: int,
+    counter: float,
+    lateness: int,
 ) -> tuple[float, float]:
     """Rank, and that within the tenant: 0 where nobody asks for it."""
     aging_us = round(min(max(policy.aging_seconds * 1e6, 1.0), 2.0**62))
@@ -238,6 +256,8 @@ def _ranks(
                 return max(min(arrival, 2**62), -(2**62)) // aging_us - priority
             case Ordering.EARLIEST_DEADLINE_FIRST:
                 return deadline if deadline > 0 else math.inf
+            case Ordering.FEWEST_LATE:
+                return lateness
             case Ordering.FAIR:
                 return counter
 

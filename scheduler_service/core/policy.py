@@ -20,6 +20,7 @@ class Ordering(IntEnum):
     EARLIEST_DEADLINE_FIRST = 4
     FAIR = 5
     SHORTEST_PREFILL_FIRST = 6
+    FEWEST_LATE = 7
 
 
 class Admission(IntEnum):
@@ -103,6 +104,7 @@ class Policy:
     reject_missed_deadlines: bool = False
     max_inter_token_slowdown: float = 0.0
     ordering_within_tenant: Ordering = Ordering.FIFO
+    target_time_to_first_token_us: int = 2_000_000
 
 
 # Least value that a setting may have; the value itself is allowed where `_ABOVE` does not name the setting.
@@ -114,6 +116,7 @@ _LEAST: dict[str, int] = {
     "chunk_size_tokens": 1,
     "max_num_partial_prefills": 1,
     "target_inter_token_latency_us": 1,
+    "target_time_to_first_token_us": 1,
     "max_inter_token_slowdown": 0,
     "max_times_overtaken": 0,
     "max_num_waiting": 0,

@@ -5,6 +5,7 @@
   a request that has waited one step longer stands where one of half its work does.
 - SHORTEST_PREFILL_FIRST: the same of the tokens left until the next one is sampled: until the first token, for one that
   waits. What is not known, how long answers get, does not matter.
+- FEWEST_LATE: see `lateness.py`. It looks at all prompts together, and at the clock.
 - PRIORITY: the arrival time in steps of `aging_seconds`, less the priority: one step of waiting is worth one level.
 - EARLIEST_DEADLINE_FIRST: the deadline; those without one come last.
 - FAIR: the service of the tenant so far over its weight, its virtual token counter (VTC, arXiv 2401.00588). The
@@ -13,13 +14,15 @@
   earns no credit, and what others have queued earlier does not stand before its turn. Those of one tenant are ranked by
   `ordering_within_tenant`, one of the others.
 
-Aging needs no clock. Two that wait gain alike, so what one has waited longer is the difference of their arrivals, for
-ever: the order of two requests does not turn around while they wait, and nobody is overtaken by those that arrive too
-much later. A running request keeps what it gained, or the next arrival would throw out again whom waiting let in.
+Elsewhere aging needs no clock. Two that wait gain alike, so what one has waited longer is the difference of their
+arrivals, for ever: the order of two requests does not turn around while they wait, and nobody is overtaken by those
+that arrive too much later. A running request keeps what it gained, or the next arrival would throw out again whom
+waiting let in.
 
-Every figure is worked out from its own row (and its tenant) with operations that are exact or correctly rounded, so
-that neither the order of the rows nor the processor matters. Those that are no whole numbers are kept as whole numbers
-of the same order, `ordinal` has them, so that all ranks are compared alike.
+Every figure is worked out from its own row (and its tenant), under FEWEST_LATE from all rows in order of arrival, with
+operations that are exact or correctly rounded, so that neither the order of the rows nor the processor matters. Those
+that are no whole numbers are kept as whole numbers of the same order, `ordinal` has them, so that all ranks are
+compared alike.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from scheduler_service.core.case import (
     num_lacking_tokens,
 )
 from scheduler_service.core.compiled import compiled, lean, rule
+from scheduler_service.core.lateness import rank_fewest_late
 from scheduler_service.core.policy import Ordering
 from scheduler_service.core.state import FloatArray, IntArray
 from scheduler_service.core.work import tokens_to_compute
@@ -58,9 +62,18 @@ def rank_requests(case: Case) -> None:
     _rank_by(case.policy.ordering_within_tenant, case.rank_within_tenant, case)
 
 
-@lean
+@compiled
 def _rank_by(ordering: int, rank: IntArray, case: Case) -> None:
-    """Write what an ordering ranks by, which looks at each request alone."""
+    """Write what an ordering ranks by."""
+    if ordering == Ordering.FEWEST_LATE:
+        rank_fewest_late(rank, case)
+    else:
+        _rank_each_by(ordering, rank, case)
+
+
+@lean
+def _rank_each_by(ordering: int, rank: IntArray, case: Case) -> None:
+    """The same of an ordering that looks at each request alone."""
     requests = case.requests
     if ordering == Ordering.SHORTEST_JOB_FIRST:
         for row in range(len(rank)):

@@ -45,6 +45,7 @@ def random_policy(random: Random) -> Policy:
         "max_num_waiting": [0, 2, 5],
         "max_num_waiting_per_tenant": [0, 2],
         "reject_missed_deadlines": [True],
+        "target_time_to_first_token_us": [1, 500, 2_000],
         "ordering_within_tenant": [ordering for ordering in Ordering if ordering is not Ordering.FAIR],
     }
     policy = Policy(**{name: random.choice(values) for name, values in choices.items() if random.random() < 0.5})

@@ -154,6 +154,7 @@ def policies(draw: st.DrawFn) -> Policy:
         max_num_waiting=draw(limits),
         max_num_waiting_per_tenant=draw(limits),
         reject_missed_deadlines=draw(st.booleans()),
+        target_time_to_first_token_us=draw(st.sampled_from([1, 500, 2_000])),
         ordering_within_tenant=draw(st.sampled_from([one for one in Ordering if one is not Ordering.FAIR])),
     )
 

@@ -85,6 +85,8 @@ def may_go_before(other: Request, request: Request, policy: Policy) -> bool:
     later_us = other.arrival_time_us - request.arrival_time_us
     aging_us = policy.aging_seconds * 1e6
     match policy.ordering_within_tenant if policy.ordering is Ordering.FAIR else policy.ordering:
+        case Ordering.FEWEST_LATE:
+            return later_us <= aging_us
         case Ordering.PRIORITY:
             return later_us < (other.priority - request.priority + 1) * aging_us
         case Ordering.SHORTEST_JOB_FIRST:

@@ -3,9 +3,9 @@
 Under FIFO nobody passes anybody. Under aged PRIORITY a request of priority p is passed only by those of priority q that
 arrive less than (q - p + 1) x `aging_seconds` after it; under aged SHORTEST_JOB_FIRST one with w tokens left by one
 with v only if that arrives within log2(w / v) x `aging_seconds`, and under SHORTEST_PREFILL_FIRST the same holds of
-prompts. Under FAIR it is so among the requests of one tenant, by the ordering there; how tenants share is told in
-figures (`fairness.py`). Other orderings, and a head of line that lets others by, promise something else, which is not
-looked at here.
+prompts. Under FEWEST_LATE nobody is passed by one that arrives more than `aging_seconds` after it. Under FAIR it is so
+among the requests of one tenant, by the ordering there; how tenants share is told in figures (`fairness.py`). Other
+orderings, and a head of line that lets others by, promise something else, which is not looked at here.
 
 A prompt counts whole for who waits, since how much of it a cache had at the time is not known later, and less what was
 found in the cache for who enters.
@@ -67,6 +67,9 @@ def _ranks(records: Records, policy: Policy) -> tuple[NDArray[np.float64], NDArr
         case Ordering.FIFO:
             by_arrival = workload.arrival_us.astype(np.float64)
             return by_arrival, by_arrival, 0.0
+        case Ordering.FEWEST_LATE:
+            by_arrival = workload.arrival_us.astype(np.float64)
+            return by_arrival, by_arrival - aging_us, 0.0
         case Ordering.PRIORITY:
             levels = arrived - workload.priority
             return levels, levels, np.nextafter(1.0, 0.0)

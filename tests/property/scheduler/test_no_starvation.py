@@ -45,10 +45,12 @@ FIFO = Policy(admission=Admission.RESERVE)
 PRIORITY = replace(FIFO, ordering=Ordering.PRIORITY, aging_seconds=2.0)
 SHORTEST_JOB_FIRST = replace(FIFO, ordering=Ordering.SHORTEST_JOB_FIRST, aging_seconds=0.5)
 SHORTEST_PREFILL_FIRST = replace(SHORTEST_JOB_FIRST, ordering=Ordering.SHORTEST_PREFILL_FIRST)
+FEWEST_LATE = replace(FIFO, ordering=Ordering.FEWEST_LATE, aging_seconds=2.0, target_time_to_first_token_us=500_000)
 FAIR = replace(FIFO, ordering=Ordering.FAIR)
 FAIR_AND_SHORTEST = replace(
     SHORTEST_PREFILL_FIRST, ordering=Ordering.FAIR, ordering_within_tenant=Ordering.SHORTEST_PREFILL_FIRST
 )
+FAIR_AND_FEWEST_LATE = replace(FEWEST_LATE, ordering=Ordering.FAIR, ordering_within_tenant=Ordering.FEWEST_LATE)
 SKIP = replace(FIFO, head_of_line=HeadOfLine.SKIP, max_times_overtaken=4)
 BACKFILL = replace(FIFO, head_of_line=HeadOfLine.BACKFILL)
 FOR_EVER = 1e6  # an `aging_seconds` that makes no difference within a trace
@@ -231,7 +233,12 @@ def mooncake() -> Trace:
 
 
 @pytest.mark.parametrize(
-    "policy", [FIFO, PRIORITY, SHORTEST_JOB_FIRST, SHORTEST_PREFILL_FIRST, FAIR, FAIR_AND_SHORTEST], ids=name_of
+    "policy",
+    [
+        *(FIFO, PRIORITY, SHORTEST_JOB_FIRST, SHORTEST_PREFILL_FIRST, FEWEST_LATE),
+        *(FAIR, FAIR_AND_SHORTEST, FAIR_AND_FEWEST_LATE),
+    ],
+    ids=name_of,
 )
 def test_nobody_waits_longer_than_promised_for_a_place(policy: Policy) -> None:
     played = play(azure(MANY_BLOCKS), MANY_BLOCKS, policy)
@@ -239,14 +246,14 @@ def test_nobody_waits_longer_than_promised_for_a_place(policy: Policy) -> None:
     assert tightness(played, policy) > 0.5
 
 
-@pytest.mark.parametrize("policy", [FIFO, FAIR, FAIR_AND_SHORTEST, SKIP], ids=name_of)
+@pytest.mark.parametrize("policy", [FIFO, FEWEST_LATE, FAIR, FAIR_AND_SHORTEST, SKIP], ids=name_of)
 def test_nobody_waits_longer_than_promised_for_blocks(policy: Policy) -> None:
     played = play(azure(FEW_BLOCKS), FEW_BLOCKS, policy)
     assert broken(played, policy) == {}
     assert tightness(played, policy) > 0.5
 
 
-@pytest.mark.parametrize("policy", [FIFO, SHORTEST_JOB_FIRST, SHORTEST_PREFILL_FIRST, SKIP], ids=name_of)
+@pytest.mark.parametrize("policy", [FIFO, SHORTEST_JOB_FIRST, SHORTEST_PREFILL_FIRST, FEWEST_LATE, SKIP], ids=name_of)
 def test_nobody_waits_longer_than_promised_among_long_prompts(policy: Policy) -> None:
     assert broken(play(mooncake(), LONG_PROMPTS, policy), policy) == {}
 
@@ -272,7 +279,7 @@ def test_the_executor_is_overloaded() -> None:
         assert played.waited_us(last) > 0.05 * trace[-1].arrival_us
 
 
-@pytest.mark.parametrize("policy", [PRIORITY, SHORTEST_JOB_FIRST, SHORTEST_PREFILL_FIRST], ids=name_of)
+@pytest.mark.parametrize("policy", [PRIORITY, SHORTEST_JOB_FIRST, SHORTEST_PREFILL_FIRST, FEWEST_LATE], ids=name_of)
 def test_without_aging_the_bound_is_broken(policy: Policy) -> None:
     starving = broken(play(azure(MANY_BLOCKS), MANY_BLOCKS, replace(policy, aging_seconds=FOR_EVER)), policy)
     requests = {request.id: request for request in azure(MANY_BLOCKS)}

@@ -139,8 +139,8 @@ def test_a_target_for_the_inter_token_latency_bounds_the_prefill(target_us: int,
         (1.0, None, 16),  # a block, so that prompts go on
         (0.5, None, 16),
         (1e6, None, 64 - 2),
-        (1.5, 1390, 35),  # the smaller of the two bounds
-        (1.25, 1390, 26),
+        (1.5, 1390, 52),  # a target that leaves prefills less than the decodes take is none
+        (1.5, 2500, 64 - 2),
     ],
 )
 def test_prefills_slow_decodes_down_by_a_factor_at_most(
@@ -167,6 +167,23 @@ def test_each_prompt_gets_as_long_as_the_decodes_up_to_the_bound(slowdown: float
     limits = {"max_num_batched_tokens": 2048, "max_num_seqs": 4, "num_blocks": 200}
     state = executor_of(running(1), running(2), *prompts, latency=latency, **limits)
     of_each = tokens(plan_executor(state, Policy(max_inter_token_slowdown=slowdown)))
+    assert sum(count for id, count in of_each.items() if id > 2) == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("target_us", "num_tokens"),
+    [(2079, 312), (2080, 104), (2600, 156), (9000, 312), (None, 312)],
+)
+def test_the_target_bounds_what_all_prompts_get_where_it_leaves_them_as_long_as_the_decodes(
+    target_us: int | None, num_tokens: int
+) -> None:
+    # The two decodes take 1040 us alone, a prefill token 10; one prompt runs, two wait, the last of them for a slot.
+    latency = replace(LATENCY, kv_token_us=0.0)
+    prompts = [prefilling(3, 500), waiting(4, num_prompt_tokens=500), waiting(5, num_prompt_tokens=500)]
+    limits = {"max_num_batched_tokens": 2048, "max_num_seqs": 4, "num_blocks": 200}
+    state = executor_of(running(1), running(2), *prompts, latency=latency, **limits)
+    policy = Policy(max_inter_token_slowdown=4.0, target_inter_token_latency_us=target_us)
+    of_each = tokens(plan_executor(state, policy))
     assert sum(count for id, count in of_each.items() if id > 2) == num_tokens
 
 

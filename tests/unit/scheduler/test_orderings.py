@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import accumulate, combinations
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,9 +14,20 @@ from scheduler_service.core.case import case_of
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.rank import log2_interpolated, ordinal, rank_requests, tenant_counters
-from scheduler_service.core.state import ExecutorLimits, Tenant, Tenants
+from scheduler_service.core.state import ExecutorLimits, ExecutorState, Tenant, Tenants
 from support.arithmetic_executor import ITERATION_US, ArithmeticExecutor
-from support.states import EVEN_TENANTS, NOW_US, Row, executor_of, preempted, requests_of, running, swapped, waiting
+from support.states import (
+    EVEN_TENANTS,
+    LATENCY,
+    NOW_US,
+    Row,
+    executor_of,
+    preempted,
+    requests_of,
+    running,
+    swapped,
+    waiting,
+)
 
 ONE_PLACE = ExecutorLimits(max_num_batched_tokens=256, max_num_seqs=1, block_size=16, num_blocks=64, max_model_len=256)
 SECOND = 1_000_000
@@ -179,6 +192,71 @@ def test_case_9_strict_priority_lets_it_wait() -> None:
             executor.submit(100 + iteration, prompt=16, new=2, priority=1)
         executor.step()
     assert 1 in executor.requests
+
+
+FEWEST_LATE = Policy(ordering=Ordering.FEWEST_LATE, aging_seconds=0.5, target_time_to_first_token_us=2000)
+
+
+def in_time(state: ExecutorState, policy: Policy) -> set[int]:
+    """Ids of those that wait whose first token can be in time, as the planner has it: they rank by arrival."""
+    case = case_of(state, policy)
+    rank_requests(case)
+    arrivals = state.requests.arrival_time_us
+    return {
+        int(id) for id, rank, arrival in zip(state.requests.id, case.rank, arrivals, strict=True) if rank == arrival
+    }
+
+
+def most_in_time(state: ExecutorState, token_us: float, policy: Policy) -> int:
+    """How many can be at most, by trying all choices: nobody is later for being done by arrival."""
+    rows = sorted(zip(state.requests.arrival_time_us.tolist(), state.requests.num_prompt_tokens.tolist(), strict=True))
+
+    def are_in_time(chosen: tuple[tuple[int, int], ...]) -> bool:
+        ends = accumulate(num_tokens * token_us for _, num_tokens in chosen)
+        late_at = [arrival + policy.target_time_to_first_token_us - state.now_us for arrival, _ in chosen]
+        return all(end <= most for end, most in zip(ends, late_at, strict=True))
+
+    return max(n for n in range(len(rows) + 1) if any(are_in_time(chosen) for chosen in combinations(rows, n)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_few_first_tokens_are_late_as_can_be(seed: int) -> None:
+    random = Random(seed)
+    rows = [
+        waiting(id, arrival_time_us=NOW_US - random.randrange(2500), num_prompt_tokens=random.randrange(1, 60))
+        for id in range(1, 9)
+    ]
+    # A pass of 64 tokens takes 1,640 us.
+    state = executor_of(*rows, max_num_batched_tokens=64, latency=LATENCY)
+    chosen = in_time(state, FEWEST_LATE)
+    assert len(chosen) == most_in_time(state, 1640 / 64, FEWEST_LATE)
+
+
+def test_who_runs_or_decodes_is_counted_before_those_that_wait() -> None:
+    newcomer = waiting(2, arrival_time_us=NOW_US, num_prompt_tokens=20)
+    prompt = running(1, num_prompt_tokens=60, num_output_tokens=0, num_computed_tokens=0, num_blocks=0)
+    assert in_time(executor_of(newcomer, latency=LATENCY, max_num_batched_tokens=64), FEWEST_LATE) == {2}
+    assert in_time(executor_of(prompt, newcomer, latency=LATENCY, max_num_batched_tokens=64), FEWEST_LATE) == set()
+    # A target of 1.2 ms leaves the prompts 18 tokens beside a decode that takes 1,021 us alone: 67 us a token.
+    beside = replace(FEWEST_LATE, target_inter_token_latency_us=1200)
+    two = [running(1), waiting(2, arrival_time_us=NOW_US, num_prompt_tokens=40)]
+    assert in_time(executor_of(*two, latency=LATENCY, max_num_batched_tokens=64), FEWEST_LATE) == {2}
+    assert in_time(executor_of(*two, latency=LATENCY, max_num_batched_tokens=64), beside) == set()
+
+
+def test_who_ran_before_or_has_waited_for_the_aging_comes_before_those_in_time() -> None:
+    newcomer = waiting(1, arrival_time_us=NOW_US, num_prompt_tokens=4)
+    waited = waiting(2, arrival_time_us=NOW_US - 500_000, num_prompt_tokens=60)
+    almost = waiting(3, arrival_time_us=NOW_US - 499_999, num_prompt_tokens=60)
+    back = preempted(4, arrival_time_us=NOW_US - 1000)
+    assert first_of(newcomer, waited, back, policy=FEWEST_LATE, latency=LATENCY) == 2
+    assert first_of(newcomer, almost, policy=FEWEST_LATE, latency=LATENCY) == 1
+    assert first_of(newcomer, almost, back, policy=FEWEST_LATE, latency=LATENCY) == 4
+
+
+def test_without_a_latency_model_only_who_has_waited_too_long_is_late() -> None:
+    rows = [waiting(id, arrival_time_us=NOW_US - 1000 * id, num_prompt_tokens=60) for id in (1, 2, 3)]
+    assert in_time(executor_of(*rows, latency=None), FEWEST_LATE) == {1, 2}
 
 
 def test_case_10_tenants_differ_by_one_largest_request() -> None:

@@ -106,6 +106,7 @@ def test_one_tenant_is_served_fairly() -> None:
 
 
 PRIORITY = Policy(ordering=Ordering.PRIORITY, aging_seconds=10.0)
+FEWEST_LATE = Policy(ordering=Ordering.FEWEST_LATE, aging_seconds=10.0)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,8 @@ PRIORITY = Policy(ordering=Ordering.PRIORITY, aging_seconds=10.0)
         (PRIORITY, [(0, 30), (11, 20)], [0, 0], 1),
         (PRIORITY, [(0, 40), (19, 25)], [0, 1], 0),
         (PRIORITY, [(0, 40), (21, 25)], [0, 1], 1),
+        (FEWEST_LATE, [(0, 30), (10, 20)], [0, 0], 0),
+        (FEWEST_LATE, [(0, 30), (11, 20)], [0, 0], 1),
         (Policy(ordering=Ordering.FAIR), [(0, 5), (1, 2)], [0, 0], 1),
         (Policy(ordering=Ordering.EARLIEST_DEADLINE_FIRST), [(0, 5), (1, 2)], [0, 0], None),
         (Policy(head_of_line=HeadOfLine.SKIP), [(0, 5), (1, 2)], [0, 0], None),
@@ -148,7 +151,11 @@ def test_what_a_cache_holds_of_a_prompt_lets_it_pass(num_cached: int, num_broken
 
 
 @pytest.mark.parametrize(
-    "ordering", [Ordering.FIFO, Ordering.PRIORITY, Ordering.SHORTEST_JOB_FIRST, Ordering.SHORTEST_PREFILL_FIRST]
+    "ordering",
+    [
+        *(Ordering.FIFO, Ordering.PRIORITY),
+        *(Ordering.SHORTEST_JOB_FIRST, Ordering.SHORTEST_PREFILL_FIRST, Ordering.FEWEST_LATE),
+    ],
 )
 @pytest.mark.parametrize("shares_prefixes", [False, True])
 def test_the_planner_keeps_its_promises(ordering: Ordering, shares_prefixes: bool) -> None:

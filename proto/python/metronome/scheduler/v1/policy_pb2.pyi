@@ -14,6 +14,7 @@ class Ordering(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDERING_EARLIEST_DEADLINE_FIRST: _ClassVar[Ordering]
     ORDERING_FAIR: _ClassVar[Ordering]
     ORDERING_SHORTEST_PREFILL_FIRST: _ClassVar[Ordering]
+    ORDERING_FEWEST_LATE: _ClassVar[Ordering]
 
 class Admission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -69,6 +70,7 @@ ORDERING_PRIORITY: Ordering
 ORDERING_EARLIEST_DEADLINE_FIRST: Ordering
 ORDERING_FAIR: Ordering
 ORDERING_SHORTEST_PREFILL_FIRST: Ordering
+ORDERING_FEWEST_LATE: Ordering
 ADMISSION_UNSPECIFIED: Admission
 ADMISSION_RESERVE: Admission
 ADMISSION_WATERMARK: Admission
@@ -98,7 +100,7 @@ HEAD_OF_LINE_SKIP: HeadOfLine
 HEAD_OF_LINE_BACKFILL: HeadOfLine
 
 class Policy(_message.Message):
-    __slots__ = ("ordering", "aging_seconds", "kv_residency_charge", "admission", "watermark", "preemption", "victim", "max_preemptions", "eviction", "chunk_size_tokens", "max_num_partial_prefills", "prefill_sharing", "target_inter_token_latency_us", "batch_composition", "head_of_line", "max_times_overtaken", "hold_for_shared_prefix", "max_num_waiting", "max_num_waiting_per_tenant", "reject_missed_deadlines", "max_inter_token_slowdown", "ordering_within_tenant")
+    __slots__ = ("ordering", "aging_seconds", "kv_residency_charge", "admission", "watermark", "preemption", "victim", "max_preemptions", "eviction", "chunk_size_tokens", "max_num_partial_prefills", "prefill_sharing", "target_inter_token_latency_us", "batch_composition", "head_of_line", "max_times_overtaken", "hold_for_shared_prefix", "max_num_waiting", "max_num_waiting_per_tenant", "reject_missed_deadlines", "max_inter_token_slowdown", "ordering_within_tenant", "target_time_to_first_token_us")
     ORDERING_FIELD_NUMBER: _ClassVar[int]
     AGING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_RESIDENCY_CHARGE_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +123,7 @@ class Policy(_message.Message):
     REJECT_MISSED_DEADLINES_FIELD_NUMBER: _ClassVar[int]
     MAX_INTER_TOKEN_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     ORDERING_WITHIN_TENANT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TIME_TO_FIRST_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
     ordering: Ordering
     aging_seconds: float
     kv_residency_charge: float
@@ -143,4 +146,5 @@ class Policy(_message.Message):
     reject_missed_deadlines: bool
     max_inter_token_slowdown: float
     ordering_within_tenant: Ordering
-    def __init__(self, ordering: _Optional[_Union[Ordering, str]] = ..., aging_seconds: _Optional[float] = ..., kv_residency_charge: _Optional[float] = ..., admission: _Optional[_Union[Admission, str]] = ..., watermark: _Optional[float] = ..., preemption: _Optional[_Union[Preemption, str]] = ..., victim: _Optional[_Union[Victim, str]] = ..., max_preemptions: _Optional[int] = ..., eviction: _Optional[_Union[Eviction, str]] = ..., chunk_size_tokens: _Optional[int] = ..., max_num_partial_prefills: _Optional[int] = ..., prefill_sharing: _Optional[_Union[PrefillSharing, str]] = ..., target_inter_token_latency_us: _Optional[int] = ..., batch_composition: _Optional[_Union[BatchComposition, str]] = ..., head_of_line: _Optional[_Union[HeadOfLine, str]] = ..., max_times_overtaken: _Optional[int] = ..., hold_for_shared_prefix: _Optional[bool] = ..., max_num_waiting: _Optional[int] = ..., max_num_waiting_per_tenant: _Optional[int] = ..., reject_missed_deadlines: _Optional[bool] = ..., max_inter_token_slowdown: _Optional[float] = ..., ordering_within_tenant: _Optional[_Union[Ordering, str]] = ...) -> None: ...
+    target_time_to_first_token_us: int
+    def __init__(self, ordering: _Optional[_Union[Ordering, str]] = ..., aging_seconds: _Optional[float] = ..., kv_residency_charge: _Optional[float] = ..., admission: _Optional[_Union[Admission, str]] = ..., watermark: _Optional[float] = ..., preemption: _Optional[_Union[Preemption, str]] = ..., victim: _Optional[_Union[Victim, str]] = ..., max_preemptions: _Optional[int] = ..., eviction: _Optional[_Union[Eviction, str]] = ..., chunk_size_tokens: _Optional[int] = ..., max_num_partial_prefills: _Optional[int] = ..., prefill_sharing: _Optional[_Union[PrefillSharing, str]] = ..., target_inter_token_latency_us: _Optional[int] = ..., batch_composition: _Optional[_Union[BatchComposition, str]] = ..., head_of_line: _Optional[_Union[HeadOfLine, str]] = ..., max_times_overtaken: _Optional[int] = ..., hold_for_shared_prefix: _Optional[bool] = ..., max_num_waiting: _Optional[int] = ..., max_num_waiting_per_tenant: _Optional[int] = ..., reject_missed_deadlines: _Optional[bool] = ..., max_inter_token_slowdown: _Optional[float] = ..., ordering_within_tenant: _Optional[_Union[Ordering, str]] = ..., target_time_to_first_token_us: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,87 @@
+"""What FEWEST_LATE ranks by, as `facts.py` has it: the rules of `lateness.py` written down a second time."""
+
+from __future__ import annotations
+
+import heapq
+
+from scheduler_service.core.policy import Ordering, Policy
+from scheduler_service.core.state import ExecutorState, RequestStatus
+
+_FARTHEST, _CLASS = 2**59, 2**61
+_MOST_US = 1e15
+
+
+def lateness_ranks(executor: ExecutorState, policy: Policy) -> list[int]:
+    """Of each row; zeros where nobody asks for it."""
+    table = executor.requests
+    if Ordering.FEWEST_LATE not in (policy.ordering, policy.ordering_within_tenant):
+        return [0] * len(table)
+    arrivals, lacking = [_near(time) for time in table.arrival_time_us.tolist()], _lacking(executor)
+    waited = [_near(executor.now_us) - arrival for arrival in arrivals]
+    is_waiting, in_decode = table.status == RequestStatus.WAITING, _in_decode(executor)
+    aging_us = round(min(max(policy.aging_seconds * 1e6, 1.0), 2.0**62))
+    young = [
+        row
+        for row in range(len(table))
+        if is_waiting[row] and table.num_preemptions[row] == 0 and waited[row] < aging_us
+    ]
+    ranks = [arrival - _CLASS for arrival in arrivals]
+    for row in young:
+        ranks[row] = _CLASS + min(lacking[row], _FARTHEST)
+    num_tokens = sum(lacking[row] for row in set(range(len(table))) - set(young) if not in_decode[row])
+    token_us, longest_first = _prefill_token_time_us(executor, policy), list[tuple[int, int, int]]()
+    by_arrival = sorted(young, key=lambda row: (int(table.arrival_time_us[row]), int(table.id[row])))
+    for place, row in enumerate(by_arrival):
+        left_us = policy.target_time_to_first_token_us - waited[row]
+        if left_us < 0:
+            continue
+        heapq.heappush(longest_first, (-lacking[row], -place, row))
+        num_tokens += lacking[row]
+        while longest_first and num_tokens * token_us > float(left_us):
+            num_tokens += heapq.heappop(longest_first)[0]
+    for _, _, row in longest_first:
+        ranks[row] = arrivals[row]
+    return ranks
+
+
+def _prefill_token_time_us(executor: ExecutorState, policy: Policy) -> float:
+    """What a prompt token takes in a pass that holds as many as the policy lets it."""
+    latency = executor.latency
+    if latency is None:
+        return 0.0
+    most, table = executor.limits.max_num_batched_tokens, executor.requests
+    token_us, pass_us = min(latency.prefill_token_us, _MOST_US), min(latency.pass_us, _MOST_US)
+    runs = table.status == RequestStatus.RUNNING
+    decodes = [row for row, decodes in enumerate(_in_decode(executor)) if decodes and runs[row]]
+    if not decodes:
+        return pass_us / most + token_us
+    num_kv_tokens = sum(int(table.num_computed_tokens[row]) for row in decodes)
+    decodes_us = latency.pass_us + len(decodes) * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
+    decodes_us = min(decodes_us, _MOST_US)
+    target, slowdown = policy.target_inter_token_latency_us, policy.max_inter_token_slowdown
+    if (target is None and slowdown == 0) or latency.prefill_token_us == 0:
+        return decodes_us / most + token_us
+    num_waiting = int((table.status == RequestStatus.WAITING).sum())
+    num_prompts = max(num_waiting + int(runs.sum()) - len(decodes), 1)
+    if slowdown == 0 and target is not None:
+        most_us = float(target)
+    elif target is not None and target >= 2 * decodes_us:
+        most_us = min(float(target), (1.0 + num_prompts) * decodes_us)
+    else:
+        most_us = min(slowdown, 1.0 + num_prompts) * decodes_us
+    num_tokens = max((most_us - decodes_us) / latency.prefill_token_us, float(executor.limits.block_size))
+    return decodes_us / int(min(num_tokens, float(most))) + token_us
+
+
+def _near(time_us: int) -> int:
+    return min(max(time_us, -_FARTHEST), _FARTHEST)
+
+
+def _lacking(executor: ExecutorState) -> list[int]:
+    table = executor.requests
+    return (table.num_prompt_tokens + table.num_output_tokens - table.num_computed_tokens).tolist()
+
+
+def _in_decode(executor: ExecutorState) -> list[bool]:
+    outputs = executor.requests.num_output_tokens.tolist()
+    return [output > 0 and lacks == 1 for output, lacks in zip(outputs, _lacking(executor), strict=True)]
