@@ -23,7 +23,7 @@ from scheduler_service.core.errors import SchedulerError, UnknownProfileError
 from scheduler_service.core.policy import Policy, check_policy
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
-DEFAULT_PROFILE = "fifo"
+DEFAULT_PROFILE = "metronome"
 
 
 class ProfileError(Exception):

@@ -108,17 +108,17 @@ def test_tenants_over_the_bound_share_a_label(served: dict[str, Scrape]) -> None
 
 def test_a_scheduler_counts_what_it_decided(served: dict[str, Scrape], client: Client) -> None:
     told, counters = served["scheduler"], client.books().counters
-    num_plans = told.value("metronome_scheduler_plans_total", profile="fifo")
+    num_plans = told.value("metronome_scheduler_plans_total", profile="metronome")
     assert num_plans >= counters.num_iterations - counters.num_safe_plans
     assert told.value("metronome_scheduler_call_time_seconds_count", method="Plan") == num_plans
     assert told.value("metronome_scheduler_state_requests_count") == num_plans
     assert told.value("metronome_scheduler_requests_admitted_total", reason="admitted") >= 3
     assert told.value("metronome_scheduler_scheduled_tokens_total", phase="prefill") >= 21
-    assert told.value("metronome_scheduler_info", profile="fifo", shadow_profile="vllm") == 1
+    assert told.value("metronome_scheduler_info", profile="metronome", shadow_profile="vllm") == 1
 
 
 def test_a_shadow_tells_how_often_it_would_decide_otherwise(served: dict[str, Scrape], scheduler: Service) -> None:
-    num_plans = served["scheduler"].value("metronome_scheduler_plans_total", profile="fifo")
+    num_plans = served["scheduler"].value("metronome_scheduler_plans_total", profile="metronome")
     address = metrics_address(scheduler)
     wait_until(lambda: scrape(address).value("metronome_scheduler_shadow_plans_total") >= num_plans)
     told = scrape(address)

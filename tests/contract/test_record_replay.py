@@ -13,6 +13,7 @@ import pytest
 
 from metronome.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from metronome_cli.main import run_command
+from scheduler_service.profiles import load_profiles
 from support.recordings import recorded_files, records_in, write_recording
 from support.scheduler_process import COMMAND, plan_request, scheduler_process
 from support.services import SCHEDULER, Service, running_executor, started
@@ -74,7 +75,9 @@ def test_every_plan_is_recorded_with_its_policy_in_full(
     assert [record.response for record in records] == recording.answers
     assert [record.request.state for record in records] == [request.state for request in requests()]
     chunk_sizes = [record.request.policy.chunk_size_tokens for record in records]
-    assert chunk_sizes == [7 if iteration % 4 == 2 else 512 for iteration in range(1, NUM_PLANS + 1)]
+    by_default = load_profiles().default.policy.chunk_size_tokens
+    of_kind = (by_default, 512, 7, by_default)
+    assert chunk_sizes == [of_kind[iteration % 4] for iteration in range(1, NUM_PLANS + 1)]
 
 
 def test_a_fresh_replica_replays_byte_for_byte(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from metronome.scheduler.v1 import error_reason_pb2, scheduler_pb2, state_pb2
 from scheduler_service.convert import cluster_from, plan_from, policy_from
-from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import COLUMN_NAMES
 from scheduler_service.core.verify import verify
+from scheduler_service.profiles import load_profiles
 from support.messages import request_of
 from support.random_states import random_executor, random_policy
 from support.scheduler_process import plan_request, scheduler_process
@@ -63,8 +63,8 @@ def check_answer(send: Send, data: bytes) -> None:
     event("planned")
     request = Request.FromString(data)
     cluster = cluster_from(request.state, "state")
-    # What has no policy of its own is planned by the default profile, which is the default policy.
-    policy = policy_from(request.policy, "policy") if request.HasField("policy") else Policy()
+    # What has no policy of its own is planned by the default profile.
+    policy = policy_from(request.policy, "policy") if request.HasField("policy") else load_profiles().default.policy
     assert len(answer.plans) == len(cluster.executors)
     for executor, message in zip(cluster.executors, answer.plans, strict=True):
         assert verify(executor, plan_from(message, "plan"), policy) == ()

@@ -163,7 +163,7 @@ def test_a_plan_is_verified(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> No
 
 def test_profiles_are_listed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     answer = stub.ListProfiles(scheduler_pb2.ListProfilesRequest(), timeout=10)
-    assert [profile.name for profile in answer.profiles if profile.is_default] == ["fifo"]
+    assert [profile.name for profile in answer.profiles if profile.is_default] == ["metronome"]
     assert answer.next_page_token == ""
     fifo = next(profile for profile in answer.profiles if profile.name == "fifo")
     assert fifo.policy.ordering == policy_pb2.ORDERING_FIFO

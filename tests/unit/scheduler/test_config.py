@@ -63,10 +63,11 @@ def test_a_choice_that_is_none_is_answered_with_those_there_are(capsys: pytest.C
     assert capsys.readouterr().err.endswith(message)
 
 
-def test_the_default_profile_is_the_default_policy_with_prefills_bounded() -> None:
+def test_the_default_profile_bounds_prefills_as_the_default_policy_with_a_bound_does() -> None:
     profiles = load_profiles()
-    assert profiles.default.name == DEFAULT_PROFILE == "fifo"
-    assert profiles.default.policy == Policy(max_inter_token_slowdown=4.0)
+    assert profiles.default.name == DEFAULT_PROFILE == "metronome"
+    assert profiles.by_name["fifo"].policy == Policy(max_inter_token_slowdown=4.0)
+    assert profiles.default.policy.max_inter_token_slowdown == 4.0
 
 
 def test_a_profile_is_read_from_its_file(tmp_path: Path) -> None:
