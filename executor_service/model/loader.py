@@ -114,8 +114,9 @@ def _bound_cache(tokenizer: Any) -> None:
     """A pipeline keeps what its first 10,000 words were cut into, about 2 KiB each, and a word is all of a prompt
     where the model cuts no words, as Gemma's: an executor would grow for hours, by texts that never come again."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if hasattr(model, "_resize_cache"):  # a model of pairs or of pieces; no other has a cache
-        model._resize_cache(_NUM_CACHED_WORDS)
+    resize = getattr(model, "_resize_cache", None)
+    if resize is not None:  # a model of pairs or of pieces; no other has a cache
+        resize(_NUM_CACHED_WORDS)
 
 
 def _load_directory(

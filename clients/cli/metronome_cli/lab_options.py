@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 HARDWARE = "a100-80gb-llama3-8b"
+DEFAULT_PROFILE = "metronome"  # a scheduler's own, which is too much to import for a --help
 PLACEMENTS = ("round-robin", "least-loaded", "cached-prefix", "power-of-two-choices")
 ESTIMATES = ("exact", "none")
 

@@ -14,6 +14,7 @@ from metronome_cli.consoles import table_console
 from metronome_cli.errors import executor_errors, scheduler_errors
 from metronome_cli.figures_view import figures_view
 from metronome_cli.lab_options import (
+    DEFAULT_PROFILE,
     fleet_from,
     fleet_options,
     lab_errors,
@@ -43,7 +44,7 @@ _BUSY = 0.9
 @click.option("--scheduler", metavar="HOST:PORT", type=ADDRESS, help="Load this scheduler instead, with --executors.")
 @trust_options
 @fleet_options
-@click.option("--profile", type=NAME, default="fifo", show_default=True, help="Policy to ask a scheduler for.")
+@click.option("--profile", type=NAME, default=DEFAULT_PROFILE, show_default=True, help="Policy to ask a scheduler for.")
 @click.option("--seconds", type=POSITIVE, default=10, show_default=True, help="How long to load a scheduler.")
 @target_options
 @click.option("--out", type=click.Path(path_type=Path), help="Directory for a row per request and per iteration.")

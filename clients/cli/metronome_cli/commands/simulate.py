@@ -14,6 +14,7 @@ from metronome_cli.consoles import table_console
 from metronome_cli.errors import scheduler_errors
 from metronome_cli.figures_view import figures_view
 from metronome_cli.lab_options import (
+    DEFAULT_PROFILE,
     fleet_from,
     fleet_options,
     lab_errors,
@@ -29,8 +30,6 @@ from metronome_client import SchedulerClient
 
 if TYPE_CHECKING:
     from scheduler_service.core.policy import Policy
-
-DEFAULT_PROFILE = "fifo"
 
 
 @click.command()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from metronome_cli import lab_options
 from metronome_cli.main import run_command
+from scheduler_service import profiles
 from support.services import running_scheduler
 from support.traces import TRACES
 
@@ -34,6 +36,10 @@ def test_simulate_prints_figures_and_writes_rows(capsys: pytest.CaptureFixture[s
     assert len(rows) == 13
     assert rows[1].split(",")[:2] == ["code-00361", "code"]
     assert (tmp_path / "iterations.csv").read_text().startswith("executor,start_us,")
+
+
+def test_where_no_policy_is_named_a_schedulers_own_default_is_played() -> None:
+    assert lab_options.DEFAULT_PROFILE == profiles.DEFAULT_PROFILE
 
 
 def test_rows_are_left_out_where_nobody_wants_them(tmp_path: Path) -> None:
