@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.certificates import Authority
 from support.depth import register_profiles
 from support.services import Service, running_executor, running_scheduler
 from support.wire import Client, connected
@@ -16,6 +18,9 @@ register_profiles()
 # Of the tests that run side by side each has as many threads as there are cores: they must not spin while they wait, as
 # executors do not. OpenMP reads this when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# A shell has what it starts in the background ignore SIGINT, and all that this starts would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +29,18 @@ def tiny_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.model_directory import save_tiny_model  # imports torch, which most tests do without
 
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command hears nothing from the environment of whom to ask, whom to trust and who it is."""
+    for name in ("EXECUTOR", "SCHEDULER", "TLS_CA", "TLS_CERTIFICATE", "TLS_KEY", "TOKEN_FILE"):
+        monkeypatch.delenv(f"METRONOME_{name}", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -16,20 +16,11 @@ from metronome_conformance.wire import Secured
 from support.certificates import Authority, tls_flags
 from support.services import SCHEDULER, START_SECONDS, Service, executor_command, free_port, started, wait_until
 
+pytestmark = pytest.mark.usefixtures("nothing_from_outside")
+
 EXAMPLE_STATE = Path(__file__).parents[2] / "docs" / "examples" / "state.json"
 TOKEN = "token-of-an-operator"
 SIZES = ("--num-blocks", "32", "--num-swap-blocks", "8", "--max-num-seqs", "8", "--max-num-waiting", "4")
-
-
-@pytest.fixture(autouse=True)
-def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EXECUTOR", "SCHEDULER", "TLS_CA", "TLS_CERTIFICATE", "TLS_KEY", "TOKEN_FILE"):
-        monkeypatch.delenv(f"METRONOME_{name}", raising=False)
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
 
 
 @pytest.fixture

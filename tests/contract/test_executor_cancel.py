@@ -12,7 +12,7 @@ import pytest
 
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome_conformance.line import Line
-from support.services import executor_command, patched_executor, started, wait_until, wait_until_healthy
+from support.services import executor_command, impatient, started, wait_until, wait_until_healthy
 from support.wire import TIMEOUT_SECONDS, Client, connected, details_of, greedy
 
 CONCURRENCY = 8
@@ -175,11 +175,8 @@ def test_a_client_that_vanishes_without_a_word_is_asked_whether_it_is_there(
     services_directory: Path, tiny_model_directory: Path
 ) -> None:
     """A cable that is pulled, or a NAT that forgot: nothing ends the connection, and its requests may wait for ever."""
-    impatient = patched_executor(
-        "from service_shell import port_settings\n"
-        "port_settings.KEEPALIVE_MS, port_settings.KEEPALIVE_TIMEOUT_MS = 200, 500\n"
-    )
-    with started(services_directory, executor_command(tiny_model_directory, program=impatient)) as executor:
+    command = executor_command(tiny_model_directory, program=impatient("executor"))
+    with started(services_directory, command) as executor:
         wait_until_healthy(executor)
         line = Line(int(executor.port))
         with connected(f"127.0.0.1:{line.port}") as vanishing, connected(executor.address) as other:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import pytest
 
 from metronome.scheduler.v1 import scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from metronome_conformance.line import Line
 from support.scheduler_process import plan_request
-from support.services import SCHEDULER, Service, is_healthy, started, wait_until
+from support.services import SCHEDULER, Service, impatient, is_healthy, patched, started, wait_until
 from support.wire import TIMEOUT_SECONDS, details_of
 
 COMMAND = (*SCHEDULER, "--port", "0", "--log-format", "json")
@@ -97,20 +98,34 @@ def test_a_second_sigterm_ends_the_process_at_once(service: Service, channel: gr
     assert "stopped_at_once" in service.log
 
 
+def test_a_client_that_vanishes_without_a_word_is_asked_whether_it_is_there(tmp_path: Path) -> None:
+    """The stream of an executor whose machine lost its power would keep a scheduler from its end for all its grace."""
+    command = [*impatient("scheduler"), "--port", "0", "--grace-s", "600"]
+    with started(tmp_path, command) as service:
+        line = Line(int(service.port))
+        with grpc.insecure_channel(f"127.0.0.1:{line.port}") as vanishing:
+            stream = Planning(vanishing)
+            assert stream.plan() == 1
+            time.sleep(1)  # longer than two pings and their answers: who is there stays
+            assert stream.plan() == 1
+            line.vanish()
+            service.send(signal.SIGTERM)
+            assert service.wait() == 0
+            line.close()
+            stream.answers.cancel()
+
+
 def test_sigterm_ends_a_process_that_starts(tmp_path: Path) -> None:
     """It would otherwise go on for as long as the planning core takes to compile."""
     patch = (
-        "import pathlib, sys, time\n"
+        "import pathlib, time\n"
         "from scheduler_service import server\n"
         "def slow():\n"
         f"    pathlib.Path({str(tmp_path / 'starting')!r}).touch()\n"
         "    time.sleep(600)\n"
-        "server.warm_up = slow\n"
-        "sys.argv = ['metronome-scheduler', '--port', '0']\n"
-        "from scheduler_service.__main__ import main\n"
-        "main()"
+        "server.warm_up = slow"
     )
-    with subprocess.Popen([sys.executable, "-c", patch], stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([*patched("scheduler", patch), "--port", "0"], stderr=subprocess.PIPE) as process:
         wait_until((tmp_path / "starting").exists, 120)
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=60)

@@ -22,11 +22,6 @@ from support.services import SCHEDULER, START_SECONDS, Service, executor_command
 TIMEOUT_S = 10
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
-
-
 @contextmanager
 def schedulers_stub(address: str, credentials: grpc.ChannelCredentials | None) -> Iterator[SchedulerServiceStub]:
     with (

@@ -89,9 +89,22 @@ def started(directory: Path, command: Sequence[str], environment: Mapping[str, s
             process.kill()
 
 
+def patched(service: str, patch: str) -> list[str]:
+    """The program of a service in which `patch`, a piece of Python, has changed something before it starts."""
+    return [sys.executable, "-c", f"{patch}\nfrom {service}_service.__main__ import main\nmain()"]
+
+
 def patched_executor(patch: str) -> list[str]:
-    """The program of an executor in which `patch`, a piece of Python, has changed something before it starts."""
-    return [sys.executable, "-c", f"{patch}\nfrom executor_service.__main__ import main\nmain()"]
+    return patched("executor", patch)
+
+
+def impatient(service: str) -> list[str]:
+    """The program of a service that soon asks a silent client whether it is there, and soon gives it up."""
+    return patched(
+        service,
+        "from service_shell import port_settings\n"
+        "port_settings.KEEPALIVE_MS, port_settings.KEEPALIVE_TIMEOUT_MS = 200, 500",
+    )
 
 
 def slow_executor(gate: Path) -> list[str]:

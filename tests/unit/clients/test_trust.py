@@ -14,20 +14,11 @@ from metronome_cli.main import run_command
 from support.certificates import Authority
 from support.fake_services import FakeExecutor, FakeScheduler, serving
 
+pytestmark = pytest.mark.usefixtures("nothing_from_outside")
+
 EXAMPLE_STATE = Path(__file__).parents[3] / "docs" / "examples" / "state.json"
 TOKEN = "token-of-acme"
 PLANNED = scheduler_pb2.PlanResponse(plans=[plan_pb2.ExecutorPlan(executor_id="executor-0")])
-
-
-@pytest.fixture(autouse=True)
-def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EXECUTOR", "SCHEDULER", "TLS_CA", "TLS_CERTIFICATE", "TLS_KEY", "TOKEN_FILE"):
-        monkeypatch.delenv(f"METRONOME_{name}", raising=False)
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
 
 
 @pytest.fixture
