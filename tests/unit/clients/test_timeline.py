@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from metronome.executor.v1 import executor_pb2
+from metronome.scheduler.v1 import state_pb2
 from metronome_cli.main import run_command
 from metronome_cli.timeline.from_recording import spans_of_recording
+from metronome_cli.timeline.from_watch import spans_of_watch
 from metronome_cli.timeline.spans import PassSpan, Phase, RequestSpan
 from support.recordings import record_of, write_recording
 
@@ -36,6 +39,18 @@ def test_a_pass_before_a_pause_is_as_long_as_predicted() -> None:
     records[1].request.state.now_us += 60_000_000
     first, _ = (span for span in spans_of_recording(records) if isinstance(span, PassSpan))
     assert first.end_us - first.start_us == 3_000
+
+
+def test_passes_do_not_overlap_though_two_clocks_tell_their_times() -> None:
+    """The second begins when the first has begun and lasted, as the clock of the day has it: 3 µs too early."""
+    executor = state_pb2.ExecutorState(iteration=2)
+    passes = [
+        executor_pb2.Pass(iteration=0, start_time_us=1_000, forward_us=503),
+        executor_pb2.Pass(iteration=1, start_time_us=1_500, forward_us=500),
+    ]
+    books = executor_pb2.GetStateResponse(state=state_pb2.ClusterState(executors=[executor]))
+    spans = spans_of_watch([executor_pb2.WatchStateResponse(state=books, passes=passes)])
+    assert [(span.start_us, span.end_us) for span in spans] == [(1_000, 1_503), (1_503, 2_000)]
 
 
 def test_files_without_passes_and_places_that_cannot_be_written_are_said(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metronome.executor.v1 import executor_pb2
 from metronome.scheduler.v1 import state_pb2
@@ -54,10 +54,14 @@ def spans_of_watch(messages: Iterable[executor_pb2.WatchStateResponse]) -> Itera
     """Spans from the second message on: the first has the books to begin with."""
     passes: dict[int, PassSpan] = {}  # of changes that are still to be told
     changes: deque[_Change] = deque()
-    iteration, before, names = 0, dict[int, _Row](), dict[int, str]()
+    iteration, before, names, end_us = 0, dict[int, _Row](), dict[int, str](), 0
     for message in messages:
         state = message.state.state.executors[0]
         for span in _pass_spans(message.passes, state):
+            # A pass starts by the clock of the day and lasts by another, which may be apart by some microseconds.
+            start_us = max(span.start_us, end_us)
+            end_us = max(span.end_us, start_us)
+            span = replace(span, start_us=start_us, end_us=end_us)
             passes[span.iteration] = span
             yield span
         after = _rows(state.requests)
