@@ -118,7 +118,7 @@ def executor() -> Dashboard:
                     "Evictions a second",
                     "By what became of the KV, and why.",
                     "short",
-                    reasons("metronome_evictions_total", "mode, reason", everything="all", where=HERE),
+                    reasons("metronome_evictions_total", "mode, reason", where=HERE),
                 ),
                 panel(
                     "Tokens found in the prefix cache",

@@ -73,7 +73,7 @@ def fleet() -> Dashboard:
                     "Evictions a second",
                     "Each is work lost, or copied.",
                     "short",
-                    reasons("metronome_evictions_total", "mode, reason", everything="all"),
+                    reasons("metronome_evictions_total", "mode, reason"),
                 ),
                 panel(
                     "Plans",

@@ -58,12 +58,15 @@ def rate(counter: str, *, by: str = "", where: str = "") -> str:
     return f"sum{grouping} (rate({counter}{{{where}}}[$__rate_interval]))"
 
 
-def reasons(counter: str, labels: str, *, everything: str, where: str = "") -> Queries:
-    """How fast a counter of faults grows: in all, and by each of its labels that has any."""
+def reasons(counter: str, labels: str, *, everything: str = "", where: str = "") -> Queries:
+    """How fast a counter grows: in all, and by each of its labels that has any.
+
+    ``everything``: what is counted, where a panel counts more than one thing.
+    """
     legend = ", ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
     return {
-        everything: rate(counter, where=where),
-        f"{everything}: {legend}": f"{rate(counter, by=labels, where=where)} > 0",
+        everything or "all": rate(counter, where=where),
+        f"{everything}: {legend}" if everything else legend: f"{rate(counter, by=labels, where=where)} > 0",
     }
 
 

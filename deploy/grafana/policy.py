@@ -74,7 +74,7 @@ def policy() -> Dashboard:
                     "Rejected, a second",
                     "By reason.",
                     "short",
-                    reasons("metronome_scheduler_requests_rejected_total", "reason", everything="all", where=HERE),
+                    reasons("metronome_scheduler_requests_rejected_total", "reason", where=HERE),
                 ),
                 panel(
                     "Tokens planned a second",
@@ -87,7 +87,7 @@ def policy() -> Dashboard:
                     "Calls refused, a second",
                     "`crashed` is a fault of the scheduler; all else one of the caller.",
                     "short",
-                    reasons("metronome_scheduler_calls_refused_total", "method, reason", everything="all", where=HERE),
+                    reasons("metronome_scheduler_calls_refused_total", "method, reason", where=HERE),
                 ),
             ],
             "Shadow": [

@@ -57,7 +57,7 @@ def main() -> int:
     """Let the day pass, draw it, and give the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gemma3-270m")
-    parser.add_argument("--minutes", type=float, default=8.0, help="how long the day takes")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long the day takes")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         profiles = write_profiles(Path(name) / "profiles")
@@ -142,8 +142,9 @@ def _draw_panel(figure: Figure, panel: Any, minutes: np.ndarray[Any, Any], lines
     if unit == "bytes":  # 381 MiB is a round number to nobody
         axes.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axes.get_ylim()[1] / 5))))
     axes.yaxis.set_major_formatter(_UNITS[unit])
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda minute, _: f"{minute:.0f} min" if minute else "0"))
+    ticks = [minute for minute in MaxNLocator(6, integer=True).tick_values(0, minutes[-1]) if minute <= minutes[-1]]
+    axes.set_xticks(ticks, [f"{minute:.0f} min" if minute else "0" for minute in ticks])
+    axes.get_xticklabels()[-1].set_horizontalalignment("right")  # else it lies on the edge of the card
     axes.grid(axis="y", color=GREY, alpha=0.2, linewidth=0.6)
     axes.tick_params(length=0, labelsize=6.5)
     axes.spines["left"].set_visible(False)
