@@ -30,7 +30,7 @@ from executor_service.scheduler_tls import SchedulerTls
 from executor_service.traces import Traces
 from metronome.scheduler.v1 import policy_pb2, scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from service_shell.tls import TlsError
+from service_shell.pem import TlsError
 from service_shell.watched_file import WatchedFile
 
 log = structlog.get_logger()

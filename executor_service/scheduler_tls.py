@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-from service_shell.tls import TlsError, no_password, reason
+from service_shell.file_version import FileVersion, file_version
+from service_shell.pem import PemFile, read_authorities, read_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,28 +21,15 @@ class SchedulerTls:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Of the files as they are now. Raises TlsError where they cannot be used."""
-        # gRPC would say nothing of files that are none, or do not belong together, but fail every handshake.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            context.load_verify_locations(self.ca)
-        except ssl.SSLError as error:
-            raise TlsError(f"--scheduler-ca {self.ca} holds no certificate: {reason(error)}") from error
-        except OSError as error:
-            raise TlsError(f"cannot read --scheduler-ca {self.ca}: {error.strerror}") from error
+        authorities = read_authorities(PemFile(flag="--scheduler-ca", path=self.ca))
         if self.certificate is None or self.key is None:
-            return grpc.ssl_channel_credentials(self.ca.read_bytes())
-        try:
-            context.load_cert_chain(self.certificate, self.key, password=no_password)
-        except (ssl.SSLError, ValueError) as error:
-            text = f"--scheduler-certificate {self.certificate} and --scheduler-key {self.key} do not belong together"
-            raise TlsError(f"{text}: {reason(error)}") from error
-        except OSError as error:
-            raise TlsError(f"cannot read --scheduler-certificate or --scheduler-key: {error.strerror}") from error
-        return grpc.ssl_channel_credentials(
-            self.ca.read_bytes(), private_key=self.key.read_bytes(), certificate_chain=self.certificate.read_bytes()
+            return grpc.ssl_channel_credentials(authorities)
+        identity = read_identity(
+            PemFile(flag="--scheduler-certificate", path=self.certificate),
+            PemFile(flag="--scheduler-key", path=self.key),
         )
+        return grpc.ssl_channel_credentials(authorities, identity.key, identity.certificate_chain)
 
-    def version(self) -> tuple[int, ...]:
-        """Differs when a file was written anew; 0 for one that is gone."""
-        paths = [path for path in (self.ca, self.certificate, self.key) if path is not None]
-        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
+    def version(self) -> list[FileVersion]:
+        """Differs when one of the files did."""
+        return [file_version(path) for path in (self.ca, self.certificate, self.key) if path is not None]

@@ -48,7 +48,7 @@ from service_shell.address import listen, publish
 from service_shell.metrics_endpoint import MetricsEndpoint, new_registry
 from service_shell.otlp import TRACING_OFF, otlp_provider
 from service_shell.port_settings import channel_limits
-from service_shell.tls import server_credentials
+from service_shell.tls import ServerTls
 
 log = structlog.get_logger()
 
@@ -145,8 +145,12 @@ class Server:
         config = self._config
         if config.metrics_address is not None:
             self._metrics = MetricsEndpoint(config.metrics_address, self._registry)
-        credentials = None if config.tls is None else server_credentials(config.tls)
-        address = listen(self._server, config.host, config.port, credentials)
+        port_tls = None if config.tls is None else ServerTls(config.tls)
+        if port_tls is not None:
+            self._registry.register(port_tls)
+        address = listen(
+            self._server, config.host, config.port, None if port_tls is None else port_tls.credentials()
+        )
         await self._server.start()
         port = address.rpartition(":")[2]
         self._executor_id = self._executor_id or f"{socket.gethostname()}:{port}"

@@ -36,7 +36,7 @@ from service_shell.metrics_endpoint import MetricsEndpoint, new_registry
 from service_shell.otlp import TRACING_OFF, otlp_provider
 from service_shell.port_settings import channel_limits
 from service_shell.recording_file import RecordingSettings
-from service_shell.tls import server_credentials
+from service_shell.tls import ServerTls
 
 CLOSE_SECONDS = 0.5  # for those who watch its health to hear of the end
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -74,7 +74,7 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
     Raises AddressError if the address is taken or not ours, TlsError, FileError, RecordingError, ProfileError,
     TracingError.
     """
-    credentials = None if config.tls is None else server_credentials(config.tls)
+    tls = None if config.tls is None else ServerTls(config.tls)
     access = None if config.access_file is None else Access(config.access_file)
     server = grpc.aio.server(
         interceptors=(MalformedMessageInterceptor(SERVICE_NAME),),
@@ -85,6 +85,8 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
         ),
     )
     registry = new_registry()
+    if tls is not None:
+        registry.register(tls)
     metrics = None if config.metrics_address is None else SchedulerMetrics(registry, config)
     traces = _traces(config)
     servicer = SchedulerServicer(profiles, metrics, access, traces)
@@ -95,7 +97,7 @@ async def start_server(config: SchedulerConfig, profiles: Profiles) -> Scheduler
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
-    address = listen(server, config.host, config.port, credentials)
+    address = listen(server, config.host, config.port, None if tls is None else tls.credentials())
     endpoint = None if config.metrics_address is None else MetricsEndpoint(config.metrics_address, registry)
     await asyncio.to_thread(warm_up)
     for observer in observers:

@@ -1,6 +1,6 @@
 """A file whose contents are in force: read again when it changes, and kept as it was where what is new is wrong.
 
-It is looked at when it is asked for, at most every `LOOK_INTERVAL_S`: a time and a size, some microseconds.
+It is looked at when it is asked for, at most every `LOOK_INTERVAL_S`. What is wrong with it is logged once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import structlog
+
+from service_shell.file_version import file_version
 
 Contents = TypeVar("Contents")
 
@@ -32,7 +34,7 @@ class WatchedFile(Generic[Contents]):
         self._path = path
         self._parse = parse
         self._looked = time.monotonic()
-        self._signature = self._sign()
+        self._version = file_version(path)
         self._contents = self._read()
 
     @property
@@ -45,24 +47,16 @@ class WatchedFile(Generic[Contents]):
         return self._contents
 
     def _look(self) -> None:
+        version = file_version(self._path)
+        if version == self._version:
+            return
+        self._version = version
         try:
-            signature = self._sign()
-            if signature == self._signature:
-                return
-            self._signature = signature
             self._contents = self._read()
         except FileError as error:
             log.warning("file_refused", error=str(error), effect="what it said before stays in force")
         else:
             log.info("file_reloaded", file=self._name)
-
-    def _sign(self) -> tuple[int, int]:
-        """Another one when the file was written anew."""
-        try:
-            status = self._path.stat()
-        except OSError as error:
-            raise FileError(f"cannot read {self._name}: {error.strerror}") from error
-        return status.st_mtime_ns, status.st_size
 
     def _read(self) -> Contents:
         try:

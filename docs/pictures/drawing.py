@@ -82,16 +82,16 @@ def steps(panel: Axes, values: Sequence[float], colour: str, label: str) -> None
     panel.stairs(np.asarray(values)[edges[:-1]], edges, fill=True, color=colour, alpha=0.7, linewidth=0, label=label)
 
 
-def save(panel: Axes, path: Path) -> None:
-    """Write the figure that `panel` is in, with a legend of all its panels under it."""
+def save(panel: Axes, path: Path, *, num_columns: int | None = None) -> None:
+    """Write the figure that `panel` is in, with a legend of all its panels under it, by default two columns a panel."""
     figure = panel.figure
     assert isinstance(figure, Figure)
     named = {}
     for axes in figure.axes:
         named |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if named:
-        num_columns = min(len(named), 2 * figure.axes[0].get_gridspec().ncols)
-        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=num_columns, markerscale=1.5)
+        columns = min(len(named), num_columns or 2 * figure.axes[0].get_gridspec().ncols)
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, markerscale=1.5)
     write(figure, path)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--profile", default="vllm")
     parser.add_argument("--num-blocks", type=int, default=156)
     args = parser.parse_args()
+    os.environ["METRONOME_EXECUTOR_EXECUTOR_ID"] = "executor-1"  # else the picture shows the name of a machine
     executor = ExecutorSettings(model=args.model, num_blocks=args.num_blocks, profile=args.profile)
     with tempfile.TemporaryDirectory() as directory:
         stack = start_stack(
@@ -138,7 +140,7 @@ def _draw_timeline(messages: Sequence[executor_pb2.WatchStateResponse]) -> None:
         )
         panel.set_ylabel(name if name == "blocks" else "tokens")
     blocks.set_xlabel("seconds")
-    save(requests, DIRECTORY / "timeline.svg")
+    save(requests, DIRECTORY / "timeline.svg", num_columns=len(PHASE_COLOURS))
 
 
 def _short(name: str) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,7 @@ from metronome.scheduler.v1 import scheduler_pb2
 from metronome.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from support.certificates import Authority, tls_flags
 from support.scheduler_process import plan_request, scheduler_process
+from support.scraping import metrics_address, scrape
 from support.services import SCHEDULER, START_SECONDS, Service, executor_command, started, wait_until
 
 TIMEOUT_S = 10
@@ -69,9 +71,12 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(authority: Aut
         schedulers_stub(service.address, authority.credentials()) as connected,
     ):
         connected.Plan(plan_request(), timeout=TIMEOUT_S)
-        identity.key.write_text("no key")
-        assert num_plans(service.address, authority.credentials()) == 1
-        assert "tls_files_refused" in service.log
+        for spoil in (lambda: identity.key.write_text("no key"), identity.key.unlink):
+            before = service.log.count("tls_files_refused")
+            spoil()
+            for _ in range(3):
+                assert num_plans(service.address, authority.credentials()) == 1
+            assert service.log.count("tls_files_refused") == before + 1
         fresh = renewed.sign("scheduler")
         identity.key.write_bytes(fresh.key.read_bytes())
         identity.certificate.write_bytes(fresh.certificate.read_bytes())
@@ -86,7 +91,7 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(authority: Aut
     ("spoil", "message"),
     [
         (lambda identity: identity.key.unlink(), "cannot read --tls-key"),
-        (lambda identity: identity.certificate.write_text("none"), "are no certificate and its key"),
+        (lambda identity: identity.certificate.write_text("none"), "holds no certificate"),
     ],
     ids=["gone", "no certificate"],
 )
@@ -99,6 +104,19 @@ def test_files_that_cannot_be_used_are_said_at_the_start(
     command = [sys.executable, "-m", module, "--port", "0", *tls_flags(identity)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, message in ended.stderr) == (1, True), ended.stderr
+
+
+@pytest.mark.parametrize("service", ["scheduler", "executor"])
+def test_metrics_say_when_the_certificate_expires(
+    authority: Authority, services_directory: Path, tiny_model_directory: Path, service: str
+) -> None:
+    expires = datetime(2099, 12, 31, tzinfo=UTC)
+    flags = [*tls_flags(authority.sign("service", expires=expires)), "--metrics-address", "0"]
+    scheduler = [*SCHEDULER, "--port", "0", *flags]
+    command = scheduler if service == "scheduler" else executor_command(tiny_model_directory, *flags)
+    with started(services_directory, command) as running:
+        told = scrape(metrics_address(running)).value("metronome_tls_certificate_expiry_timestamp_seconds")
+        assert told == expires.timestamp()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -27,9 +28,9 @@ class Authority:
         self.ca = directory / "ca.pem"
         self._authority.cert_pem.write_to_path(self.ca)
 
-    def sign(self, name: str, *hosts: str) -> Identity:
+    def sign(self, name: str, *hosts: str, expires: datetime | None = None) -> Identity:
         """A certificate for these hosts (default: those of loopback), written over an older one of that name."""
-        issued = self._authority.issue_cert(*(hosts or ("localhost", "127.0.0.1")))
+        issued = self._authority.issue_cert(*(hosts or ("localhost", "127.0.0.1")), not_after=expires)
         identity = Identity(certificate=self._directory / f"{name}.pem", key=self._directory / f"{name}.key")
         issued.private_key_pem.write_to_path(identity.key)
         identity.certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))

@@ -156,7 +156,7 @@ def test_a_file_that_changes_is_read_again_and_what_is_wrong_changes_nothing(
         rewrite(path, "secret")
         assert (file.contents, file.contents) == (2, 2)
         path.unlink()
-        assert file.contents == 2
+        assert (file.contents, file.contents) == (2, 2)
         path.write_text("3")
         assert file.contents == 3
     assert [entry["event"] for entry in logs] == ["file_reloaded", "file_refused", "file_refused", "file_reloaded"]

@@ -23,7 +23,7 @@ from executor_service.engine.snapshot import Snapshot
 from executor_service.scheduler_client import MAX_BACKOFF_S, MIN_BACKOFF_S, SchedulerClient
 from executor_service.scheduler_tls import SchedulerTls
 from metronome.scheduler.v1 import plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc
-from service_shell.tls import TlsError
+from service_shell.pem import TlsError
 from support.certificates import Authority, Identity
 
 EXECUTOR_ID = "executor-0"
