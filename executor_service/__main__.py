@@ -49,8 +49,8 @@ def _serve(config: Config) -> int:
     from executor_service.sizing import SizeError
     from service_shell.address import AddressError
     from service_shell.otlp import TracingError
-    from service_shell.recording_file import RecordingError
     from service_shell.pem import TlsError
+    from service_shell.recording_file import RecordingError
     from service_shell.watched_file import FileError
 
     async def serve() -> int:

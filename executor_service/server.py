@@ -148,9 +148,7 @@ class Server:
         port_tls = None if config.tls is None else ServerTls(config.tls)
         if port_tls is not None:
             self._registry.register(port_tls)
-        address = listen(
-            self._server, config.host, config.port, None if port_tls is None else port_tls.credentials()
-        )
+        address = listen(self._server, config.host, config.port, None if port_tls is None else port_tls.credentials())
         await self._server.start()
         port = address.rpartition(":")[2]
         self._executor_id = self._executor_id or f"{socket.gethostname()}:{port}"

@@ -17,8 +17,8 @@ def main() -> None:
     from service_shell.address import AddressError
     from service_shell.logs import configure_logging
     from service_shell.otlp import TracingError
-    from service_shell.recording_file import RecordingError
     from service_shell.pem import TlsError
+    from service_shell.recording_file import RecordingError
     from service_shell.watched_file import FileError
 
     config = parse_config(sys.argv[1:], os.environ)
