@@ -2,7 +2,9 @@
 // values that a chunk sees are packed once; then blocks of 32 queries go over them, a few hundred keys at a time, with an
 // online softmax. Queries that share a KV head are rows of the same product.
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include <limits>
 #include <vector>

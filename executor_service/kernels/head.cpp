@@ -1,6 +1,8 @@
 // The output head in bfloat16 for tokens that need no logits but only the largest one: a linear layer that keeps no result.
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include <vector>
 

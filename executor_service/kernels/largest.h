@@ -2,7 +2,9 @@
 
 #pragma once
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include <limits>
 
@@ -15,7 +17,7 @@ inline __m512i lanes() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 
 
 // As the logits of a linear layer are.
 inline __m512 rounded(__m512 values) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values)), 16));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrowed(values)), 16));
 }
 
 struct LargestLogit {

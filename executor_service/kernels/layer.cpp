@@ -1,7 +1,9 @@
 // A whole decoder layer in one call, of the operations of the other files: between two of them the interpreter would take
 // as long as the operations themselves where few tokens run.
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include "numbers.h"
 #include "operations.h"

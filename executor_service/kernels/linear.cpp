@@ -1,16 +1,12 @@
 // Linear layers in bfloat16: tokens are the rows of the product, weights are its panels, packed once. Where the processor has
-// no instruction for bfloat16 the library lacks these functions, and the caller uses oneDNN's.
+// not what products are made of the library lacks these functions, and the caller uses oneDNN's.
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include "operations.h"
 #include "rows.h"
-
-namespace {
-
-inline __m256i to_bfloat16(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
-
-}  // namespace
 
 extern "C" {
 
@@ -46,10 +42,10 @@ void linear_bfloat16(const bfloat16* input, const Word* panels, const float* bia
                 for (int64_t r = 0; r < count; ++r) {
                     uint16_t* target = bits_of(output) + (t * kTile + r) * num_outputs + column;
                     const __m512 low = _mm512_add_ps(_mm512_load_ps(sums.of[r]), low_bias);
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), to_bfloat16(low));
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), narrowed(low));
                     if (!both_columns) continue;
                     const __m512 high = _mm512_add_ps(_mm512_load_ps(sums.of[r] + kTile), high_bias);
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + kTile), to_bfloat16(high));
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + kTile), narrowed(high));
                 }
             }
         }

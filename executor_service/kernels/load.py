@@ -32,3 +32,13 @@ def load_kernels(
             raise
         progress(f"running with torch's own operations, which are slower: {error}")
         return None
+
+
+def has_products(choice: KernelChoice, *, cache_dir: Path, progress: Callable[[str], None]) -> bool:
+    """Whether compiled kernels multiply in bfloat16 on this processor. `load_kernels` says why they cannot be had."""
+    if choice is KernelChoice.TORCH:
+        return False
+    try:
+        return CpuKernels(build(cache_dir, progress), torch.bfloat16).products is not None
+    except KernelBuildError:
+        return False

@@ -1,6 +1,8 @@
 // Rows of a weight as panels, and back.
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include "panels.h"
 

@@ -1,5 +1,5 @@
-"""The matrix products of linear.cpp and head.cpp as functions over tensors in bfloat16, for processors with AMX or
-AVX512_BF16.
+"""The matrix products of linear.cpp and head.cpp as functions over tensors in bfloat16, for processors with AVX-512,
+with or without instructions for bfloat16.
 
 Legend: T tokens, I inputs, O outputs.
 """
@@ -43,18 +43,23 @@ class Products:
 
     @classmethod
     def of(cls, library: ctypes.CDLL) -> Products | None:
-        """None where this processor has neither instruction."""
+        """None where this processor has no AVX-512."""
         return cls(library) if hasattr(library, "uses_tiles") else None
 
     @property
     def uses_tiles(self) -> bool:
-        """Whether products run on AMX, else on AVX512_BF16."""
+        """Whether products run on AMX, else on AVX-512."""
         return bool(self._library.uses_tiles())
+
+    @staticmethod
+    def has_shape(weight: torch.Tensor) -> bool:
+        """Whether a weight [O, I] has a shape that `pack` takes."""
+        return weight.shape[0] % (_PANEL // 2) == 0 and weight.shape[1] % _PANEL == 0
 
     @staticmethod
     def can_pack(weight: torch.Tensor) -> bool:
         """Whether a weight [O, I] has a shape and type that `pack` takes."""
-        return weight.dtype is torch.bfloat16 and weight.shape[0] % (_PANEL // 2) == 0 and weight.shape[1] % _PANEL == 0
+        return weight.dtype is torch.bfloat16 and Products.has_shape(weight)
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         num_outputs, num_inputs = weight.shape

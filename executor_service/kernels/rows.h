@@ -2,7 +2,9 @@
 
 #pragma once
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include "steps.h"
 

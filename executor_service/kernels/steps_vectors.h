@@ -1,17 +1,19 @@
 // Products by AVX-512: eight rows by 32 columns at once.
 //
-// AMD's processors multiply pairs of bfloat16 at the pace of single floats (AVX512_BF16), Intel's at a quarter of it: there
-// each number is widened to a float, and multiplied as one, which takes 0.6 of the time.
+// AMD's processors multiply pairs of bfloat16 at the pace of single floats (AVX512_BF16), Intel's at a quarter of it, and older
+// ones not at all: there each number is widened to a float, and multiplied as one, which takes 0.6 of the quarter's time.
 
 #pragma once
 
-#ifdef __AVX512BF16__
+#include "processor.h"
+
+#ifdef METRONOME_HAS_PRODUCTS
 
 #include "numbers.h"
 #include "panels.h"
 
 // Beside tiles pairs too: their rows are not widened. Compilers that do not know a processor of AMD take it for an older one.
-#if !defined(METRONOME_MULTIPLIES_FLOATS) && \
+#if defined(__AVX512BF16__) && !defined(METRONOME_MULTIPLIES_FLOATS) && \
     (defined(__AMX_BF16__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
 #define METRONOME_MULTIPLIES_PAIRS
 #endif

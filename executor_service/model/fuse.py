@@ -1,7 +1,7 @@
 """Puts faster modules in the place of those of transformers, on the CPU: same results, fewer and larger operations.
 
 - Linear layers in bfloat16 multiply by weights that are packed beforehand, for our own kernel where the processor has
-  an instruction for it (AMX, AVX512_BF16), else for oneDNN, which packs them in every call otherwise.
+  AVX-512, else for oneDNN, which packs them in every call otherwise.
 - The output head is packed too, where it lies, and keeps no logits that nobody asks for (`greedy_head.py`).
 - Attention has one product for queries, keys and values, and one kernel up to the cache (`fused_attention.py`). Where
   that does not fit, rotary embedding alone is a kernel.
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from executor_service.kernels.cpu import CpuKernels, Gate
+from executor_service.kernels.products import Products
 from executor_service.model.agreement import agree, epsilon_of, is_rms_norm, sample
 from executor_service.model.fused_attention import fused_attention
 from executor_service.model.fused_layer import agrees, fused_layer
@@ -52,6 +53,20 @@ def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -
         _fuse_rotary(model, kernels)
         _replace(model, lambda module: _layer_maker(module, kernels))
     return greedy_head
+
+
+def multiplies_all(model: nn.Module) -> bool:
+    """Whether `fuse` multiplies by all weights of a model with our own products, if the processor has them.
+
+    The model may be on no device: only shapes are looked at.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    packed = {
+        id(module.weight)
+        for module in model.modules()
+        if type(module) is nn.Linear and Products.has_shape(module.weight)
+    }
+    return all(id(one) in tables | packed for one in model.parameters() if one.dim() > 1)
 
 
 # Makes the module that stands for another one.

@@ -16,11 +16,11 @@ from executor_service.heap import give_back_freed_memory
 from executor_service.kernels.build import KernelBuildError
 from executor_service.kernels.choice import KernelChoice
 from executor_service.kernels.cpu import CpuKernels
-from executor_service.kernels.load import load_kernels
+from executor_service.kernels.load import has_products, load_kernels
 from executor_service.model.attention import ATTN_IMPLEMENTATION, register_paged_attention
 from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError, as_model_source_error
-from executor_service.model.fuse import fuse
+from executor_service.model.fuse import fuse, multiplies_all
 from executor_service.model.gguf import default_cache_dir
 from executor_service.model.int8 import quantize
 from executor_service.model.lean_imports import lean_imports
@@ -56,12 +56,20 @@ def load_model(
     Raises ModelSourceError, or UnsupportedModelError where the model needs more than causal attention over a KV cache.
     """
     device = torch.device(device)
-    torch_dtype = resolve_dtype(dtype, device)
     cache_dir = cache_dir or default_cache_dir()
     resolved = resolve_source(source, cache_dir=cache_dir, progress=progress)
     with as_model_source_error(f"cannot load {resolved.name}"):
         config = _load_config(resolved.name, resolved.directory)
         check_can_be_cut(resolved.name, config, shard.size)
+        torch_dtype = resolve_dtype(
+            dtype,
+            device,
+            has_products=lambda: (
+                quantization is Quantization.NONE
+                and has_products(kernels, cache_dir=cache_dir, progress=progress)
+                and multiplies_all(_outline(config))
+            ),
+        )
     if check is not None:
         check(config, torch_dtype)
     try:
@@ -132,8 +140,7 @@ def _load_directory(
     progress: Callable[[str], None],
 ) -> LoadedModel:
     tokenizer = loaded.tokenizer
-    with lean_imports():
-        model = _load_weights(name, directory, config, dtype)
+    model = _load_weights(name, directory, config, dtype)
     num_parameters = model.num_parameters()
     cut(name, model, shard)
     packs_weights = quantization is Quantization.NONE
@@ -158,9 +165,16 @@ def _load_directory(
     )
 
 
+def _outline(config: Any) -> Any:
+    """The model without its weights, which takes no memory."""
+    with lean_imports(), torch.device("meta"):
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+
+
 def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -> Any:
     """The model with paged attention, in evaluation mode, on the CPU."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     # A bar for two seconds would only run through the log, and what is told there are events.
@@ -168,16 +182,16 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     register_paged_attention()
-    with torch.device("meta"):  # which takes no memory
-        outline = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    loaded: Any = type(outline).from_pretrained(
-        None,
-        config=outline.config,
-        state_dict=stored_tensors(directory),
-        dtype=dtype,
-        attn_implementation=ATTN_IMPLEMENTATION,
-        output_loading_info=True,
-    )
+    outline = _outline(config)
+    with lean_imports():
+        loaded: Any = type(outline).from_pretrained(
+            None,
+            config=outline.config,
+            state_dict=stored_tensors(directory),
+            dtype=dtype,
+            attn_implementation=ATTN_IMPLEMENTATION,
+            output_loading_info=True,
+        )
     model, loading = loaded
     if loading["missing_keys"]:  # transformers warns and fills them with random numbers
         raise ModelSourceError(f"{name} lacks weights, {min(loading['missing_keys'])} among them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from executor_service.kernels.cpu import CpuKernels
-from executor_service.model.fuse import fuse
+from executor_service.model.fuse import fuse, multiplies_all
 from executor_service.model.fused_attention import FusedAttention
 from executor_service.model.fused_parts import FusedGatedFeedForward, FusedNorm, PackedLinear, PanelLinear
 from support.kernels import compiled_kernels
@@ -156,3 +157,21 @@ def test_what_is_not_finite_stays_visible(kernels: CpuKernels) -> None:
         got = feed_forward.model.layers[0].mlp(states)
     assert got[1].isnan().all()
     assert not got[[0, 2]].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "whether"),
+    [
+        ("tiny-llama", 320, True),
+        ("tiny-qwen3", 320, True),
+        ("tiny-llama", 300, False),  # rows of the output head that fill no panel
+        ("tiny-gpt2", 320, False),  # Conv1D, which is no linear layer
+        ("tiny-gpt-oss", 320, False),  # experts
+    ],
+)
+def test_whether_all_products_are_ours_is_told_by_the_shapes(name: str, vocab_size: int, whether: bool) -> None:
+    config = copy.deepcopy(tiny_model(name).config)
+    config.vocab_size = vocab_size
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(config)
+    assert multiplies_all(outline) is whether

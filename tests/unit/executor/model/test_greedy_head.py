@@ -27,7 +27,7 @@ VOCAB_SIZE = 320  # whole panels
 def loaded() -> LoadedModel:
     kernels = compiled_kernels(torch.bfloat16)
     if kernels.products is None:
-        pytest.skip("this processor has no instruction for products in bfloat16")
+        pytest.skip("this processor has no AVX-512")
     model = causal_model("tiny-gemma3", vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
     head = fuse(model, kernels)
     assert head is not None
@@ -90,7 +90,7 @@ def test_a_table_that_is_the_head_too_is_looked_up_as_it_was(loaded: LoadedModel
 def test_a_head_of_its_own_leaves_the_table_alone() -> None:
     kernels = compiled_kernels(torch.bfloat16)
     if kernels.products is None:
-        pytest.skip("this processor has no instruction for products in bfloat16")
+        pytest.skip("this processor has no AVX-512")
     model = causal_model("tiny-llama", vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
     assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
     table = model.get_input_embeddings()

@@ -22,6 +22,7 @@ from executor_service.model import gguf
 from executor_service.model.dtypes import resolve_dtype
 from executor_service.model.errors import ModelSourceError, UnsupportedModelError
 from executor_service.model.loader import load_model
+from executor_service.model.quantization import Quantization
 from support.kernels import compiled_kernels
 from support.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, MAX_MODEL_LEN, TINY_MODELS, tiny_model
 
@@ -80,12 +81,35 @@ def test_any_dtype_can_be_loaded(saved: Path, name: str) -> None:
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, name)} == {loaded.dtype}
 
 
-def test_auto_is_bfloat16_only_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bfloat16_only_where_it_is_multiplied_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert resolve_dtype("auto", torch.device("cpu")) is torch.float32
+    assert resolve_dtype("auto", torch.device("cpu"), has_products=lambda: True) is torch.bfloat16
     assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert resolve_dtype("auto", torch.device("cpu")) is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "options", "dtype"),
+    [
+        (320, {}, torch.bfloat16),
+        (300, {}, torch.float32),
+        (320, {"kernels": KernelChoice.TORCH}, torch.float32),
+        (320, {"quantization": Quantization.INT8}, torch.float32),
+    ],
+    ids=["all products are ours", "one is not", "without kernels", "in int8"],
+)
+def test_without_instructions_for_bfloat16_it_is_chosen_where_our_kernels_do_all_products(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    if compiled_kernels(torch.bfloat16).products is None:
+        pytest.skip("this processor has no AVX-512")
+    model = tiny_model(TINY_MODELS[0]).model
+    model.resize_token_embeddings(vocab_size)
+    model.save_pretrained(saved)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vl": True})
+    assert load_model(str(saved), progress=quiet, **options).dtype is dtype
 
 
 def no_compiler() -> str:
