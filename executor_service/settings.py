@@ -33,8 +33,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 def addresses(value: str) -> tuple[str, ...]:
-    """Those that are separated by commas."""
-    found = tuple(part.strip() for part in value.split(",") if part.strip())
+    """One or more, separated by commas."""
+    found = tuple(part.strip() for part in text(value).split(",") if part.strip())
+    if not found:
+        raise ValueError("names no address")
     for address in found:
         host, _, port = address.rpartition(":")
         if _HOST.fullmatch(host) is None or not (port.isdecimal() and 1 <= int(port) <= 65535):

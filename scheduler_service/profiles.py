@@ -55,7 +55,13 @@ class Profiles:
 
 def load_profiles(default: str = DEFAULT_PROFILE, directory: Path = PROFILES_DIRECTORY) -> Profiles:
     """Read every profile of a directory. Raises ProfileError."""
-    by_name = {path.stem: _read(path) for path in sorted(directory.glob("*.toml"))}
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix == ".toml")
+    except OSError as error:
+        raise ProfileError(f"cannot read --profiles-directory {directory}: {error.strerror}") from error
+    if not paths:
+        raise ProfileError(f"--profiles-directory {directory} holds no profile, which is a file NAME.toml")
+    by_name = {path.stem: _read(path) for path in paths}
     if default not in by_name:
         raise ProfileError(f"no profile is named {default!r}; choose one of {', '.join(by_name)} with --profile")
     return Profiles(by_name=by_name, default=by_name[default])

@@ -65,6 +65,13 @@ def test_a_blank_list_of_schedulers_is_none_at_all(blank: str) -> None:
     assert parse(SCHEDULER=blank).scheduler_addresses == ("127.0.0.1:50051",)
 
 
+@pytest.mark.parametrize("blank", ["", ",", " , "])
+def test_a_flag_that_names_no_scheduler_is_refused(blank: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--scheduler", blank)
+    assert "argument --scheduler (flag)" in capsys.readouterr().err
+
+
 def test_every_setting_can_come_from_the_environment() -> None:
     config = parse(
         HOST="0.0.0.0",

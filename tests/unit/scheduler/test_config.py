@@ -101,6 +101,13 @@ def test_a_profile_that_nobody_understands_is_refused(tmp_path: Path, text: str,
     assert "odd.toml" in str(caught.value)
 
 
+def test_a_directory_without_profiles_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"--profiles-directory .* holds no profile, which is a file NAME\.toml"):
+        load_profiles("fifo", tmp_path)
+    with pytest.raises(ProfileError, match=r"cannot read --profiles-directory .*none: No such file or directory"):
+        load_profiles("fifo", tmp_path / "none")
+
+
 def test_a_profile_that_does_not_exist_is_named_with_those_that_do() -> None:
     with pytest.raises(ProfileError, match="no profile is named 'fast'; choose one of fifo"):
         load_profiles("fast")
