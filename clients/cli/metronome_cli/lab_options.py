@@ -28,6 +28,8 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 HARDWARE = "a100-80gb-llama3-8b"
 DEFAULT_PROFILE = "metronome"  # a scheduler's own, which is too much to import for a --help
 PLACEMENTS = ("round-robin", "least-loaded", "cached-prefix", "power-of-two-choices")
+POLICY = "FILE.json|SETTING=VALUE,..."
+POLICY_HELP = "A policy, as a file or as settings: ordering=FAIR,chunk_size_tokens=256."
 ESTIMATES = ("exact", "none")
 
 
@@ -92,10 +94,17 @@ def scenario_options(command: _Command) -> _Command:
 
 
 def fleet_options(command: _Command) -> _Command:
-    """Add --hardware, --executors and --placement."""
+    """Add --hardware, --limit, --executors and --placement."""
     for option in reversed(
         (
             click.option("--hardware", metavar="NAME|FILE.toml", help=f"What an executor is.  [default: {HARDWARE}]"),
+            click.option(
+                "--limit",
+                "limits",
+                metavar="NAME=N",
+                multiple=True,
+                help="Another limit than the hardware's: num_blocks, max_num_seqs, and so on.",
+            ),
             click.option("--executors", type=POSITIVE, default=1, show_default=True, help="How many there are."),
             click.option(
                 "--placement",
@@ -113,14 +122,7 @@ def fleet_options(command: _Command) -> _Command:
 def policies_options(command: _Command) -> _Command:
     """Add --profile and --policy, each any number of times."""
     profile = click.option("--profile", "profiles", type=NAME, multiple=True, help="A profile to play.  [default: all]")
-    policy = click.option(
-        "--policy",
-        "policy_files",
-        metavar="FILE.json",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        help="A policy.",
-    )
+    policy = click.option("--policy", "policy_texts", metavar=POLICY, type=NAME, multiple=True, help=POLICY_HELP)
     return profile(policy(command))
 
 
@@ -160,25 +162,25 @@ def scenario_from(options: dict[str, Any]) -> Scenario:
 
 def fleet_from(options: dict[str, Any]) -> Fleet:
     """Take its options out of `options`."""
-    from metronome_lab.hardware.profile import load_hardware
+    from metronome_lab.hardware.profile import load_hardware, with_limits
     from metronome_lab.simulation import Fleet
     from scheduler_service.core.placement import Placement
 
     return Fleet(
-        hardware=load_hardware(options.pop("hardware") or HARDWARE),
+        hardware=with_limits(load_hardware(options.pop("hardware") or HARDWARE), options.pop("limits")),
         num_executors=options.pop("executors"),
         placement=Placement[options.pop("placement").replace("-", "_").upper()],
     )
 
 
 def policies_from(options: dict[str, Any]) -> dict[str, Policy]:
-    """Take its options out of `options`. By name: that of a profile, or of a file without its ending."""
-    from metronome_lab.policies import named_policy, policy_in_file, profile_names
+    """Take its options out of `options`. By name: that of a profile, of a file without its ending, or the settings."""
+    from metronome_lab.policies import named_policy, policy_from_text, profile_names
 
-    names, files = options.pop("profiles"), options.pop("policy_files")
-    if not names and not files:
+    names, texts = options.pop("profiles"), options.pop("policy_texts")
+    if not names and not texts:
         names = profile_names()
-    return {name: named_policy(name) for name in names} | {path.stem: policy_in_file(path) for path in files}
+    return {name: named_policy(name) for name in names} | dict(map(policy_from_text, texts))
 
 
 def jobs_from(jobs: int) -> int:

@@ -41,6 +41,18 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFigures:
+    """What the requests of one tenant met. `wait`: until they first ran, of those that did; the rest as in Figures."""
+
+    name: str
+    num_requests: int
+    num_finished: int
+    wait: Spread
+    ttft: Spread
+    e2e: Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Rates are over `duration_s`, of virtual time, but for `offered_per_s`: over the time of arrivals. Latencies count
     from the arrival, of requests that finished.
@@ -50,6 +62,7 @@ class Figures:
     num_finished: int
     num_refused: int
     num_rejected: int
+    num_expired: int
     duration_s: float
     offered_per_s: float
     requests_per_s: float
@@ -60,12 +73,14 @@ class Figures:
     ttft: Spread
     itl: Spread
     e2e: Spread
+    longest_gap_ms: float
     longest_wait_s: float
     num_preemptions: int
     num_recomputed_tokens: int
     num_cached_tokens: int
     num_iterations: int
     fairness: Fairness
+    tenants: tuple[TenantFigures, ...]
 
 
 def figures_of(records: Records, targets: Targets) -> Figures:
@@ -83,6 +98,7 @@ def figures_of(records: Records, targets: Targets) -> Figures:
         num_finished=int(finished.sum()),
         num_refused=int((requests.outcome == Outcome.REFUSED).sum()),
         num_rejected=int((requests.outcome == Outcome.REJECTED).sum()),
+        num_expired=int((requests.outcome == Outcome.EXPIRED).sum()),
         duration_s=duration_s,
         offered_per_s=len(workload) / max(workload.duration_us / 1e6, 1e-6),
         requests_per_s=int(finished.sum()) / duration_s,
@@ -97,12 +113,28 @@ def figures_of(records: Records, targets: Targets) -> Figures:
             p99_ms=records.gaps.percentile_us(99) / 1e3,
         ),
         e2e=Spread.of((requests.end_us - arrival_us)[finished]),
+        longest_gap_ms=float(requests.max_gap_us.max()) / 1e3,
         longest_wait_s=float(waited_us.max(initial=0)) / 1e6,
         num_preemptions=int(requests.num_preemptions.sum()),
         num_recomputed_tokens=int(requests.num_recomputed_tokens.sum()),
         num_cached_tokens=int(requests.num_cached_tokens.sum()),
         num_iterations=records.iterations.num_iterations,
         fairness=fairness_of(records),
+        tenants=tuple(_of_tenant(records, number) for number in range(len(workload.tenants))),
+    )
+
+
+def _of_tenant(records: Records, tenant: int) -> TenantFigures:
+    requests, workload = records.requests, records.requests.workload
+    own = workload.tenant == tenant
+    ran, finished = own & (requests.first_run_us >= 0), own & (requests.outcome == Outcome.FINISHED)
+    return TenantFigures(
+        name=workload.tenants[tenant],
+        num_requests=int(own.sum()),
+        num_finished=int(finished.sum()),
+        wait=Spread.of((requests.first_run_us - workload.arrival_us)[ran]),
+        ttft=Spread.of((requests.first_token_us - workload.arrival_us)[finished]),
+        e2e=Spread.of((requests.end_us - workload.arrival_us)[finished]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Policies to play: the scheduler's own profiles, and files."""
+"""Policies to play: the scheduler's own profiles, files, and settings in a line."""
 
 from __future__ import annotations
 
@@ -27,6 +27,35 @@ def named_policy(name: str) -> Policy:
     if name not in profiles:
         raise LabError(f"no profile is named {name!r}", f"give one of {', '.join(profiles)}")
     return profiles[name].policy
+
+
+def policy_from_text(text: str) -> tuple[str, Policy]:
+    """A policy with a name for it: from the settings in `text`, or else from the file there. Raises LabError."""
+    if "=" in text:
+        return text, policy_with(text)
+    path = Path(text)
+    return path.stem, policy_in_file(path)
+
+
+def policy_with(settings: str) -> Policy:
+    """The policy of some settings, `ordering=FAIR,chunk_size_tokens=256`: the names of policy.proto, and values as in a
+    profile. Those that are left out have their defaults. Raises LabError.
+    """
+    fields, values = policy_pb2.Policy.DESCRIPTOR.fields_by_name, {}
+    for setting in settings.split(","):
+        name, _, value = setting.partition("=")
+        enum = fields[name].enum_type if name in fields else None
+        prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED") if enum is not None else ""
+        values[name] = _BOOLEANS.get(value, prefix + value)
+    message = policy_pb2.Policy()
+    try:
+        json_format.ParseDict(values, message)
+    except json_format.ParseError as error:
+        raise LabError(f"policy {settings}: {error}") from None
+    return _checked(message, f"policy {settings}")
+
+
+_BOOLEANS = {"true": True, "false": False}
 
 
 def policy_in_file(path: Path) -> Policy:

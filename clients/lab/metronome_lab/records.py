@@ -25,6 +25,7 @@ class Outcome(IntEnum):
     FINISHED = 1
     REFUSED = 2  # the executor did not accept it: it can never fit, or the queue was full
     REJECTED = 3  # the scheduler turned it away
+    EXPIRED = 4  # its deadline passed before it was complete
 
 
 class RequestRecords:

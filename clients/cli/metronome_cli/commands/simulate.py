@@ -15,6 +15,8 @@ from metronome_cli.errors import scheduler_errors
 from metronome_cli.figures_view import figures_view
 from metronome_cli.lab_options import (
     DEFAULT_PROFILE,
+    POLICY,
+    POLICY_HELP,
     fleet_from,
     fleet_options,
     lab_errors,
@@ -36,9 +38,7 @@ if TYPE_CHECKING:
 @scenario_options
 @fleet_options
 @click.option("--profile", type=NAME, help=f"Policy, by the name of a profile.  [default: {DEFAULT_PROFILE}]")
-@click.option(
-    "--policy", "policy_file", metavar="POLICY.json", type=click.Path(path_type=Path), help="Policy, as a file."
-)
+@click.option("--policy", "policy_text", metavar=POLICY, type=NAME, help=POLICY_HELP)
 @click.option("--scheduler", metavar="HOST:PORT", type=ADDRESS, help="Have this service plan.  [default: in process]")
 @trust_options
 @target_options
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def simulate(
     profile: str | None,
-    policy_file: Path | None,
+    policy_text: str | None,
     scheduler: str | None,
     trust: Trust,
     out: Path | None,
@@ -62,7 +62,7 @@ def simulate(
     WORKLOAD is a trace (.csv, or .jsonl of Mooncake) or a description of requests to draw (.toml); docs/lab/README.md
     has both. The same settings give the same result, byte for byte.
     """
-    if profile is not None and policy_file is not None:
+    if profile is not None and policy_text is not None:
         raise click.UsageError("Give either --profile or --policy.")
     with lab_errors(), ExitStack() as stack:
         from metronome_lab.figures import figures_of
@@ -78,7 +78,7 @@ def simulate(
         if scheduler is not None:
             stack.enter_context(scheduler_errors(scheduler))
             client = stack.enter_context(SchedulerClient(scheduler, tls=trust.tls, token=trust.token))
-        name, policy = _policy(profile, policy_file, client)
+        name, policy = _policy(profile, policy_text, client)
         if client is not None:
             planner = ServicePlanner(client, policy)
         run = Run(name=name, scenario=scenario, fleet=fleet, policy=policy, keep_iterations=not no_iterations)
@@ -94,11 +94,11 @@ def simulate(
         click.echo(f"wrote {path}")
 
 
-def _policy(profile: str | None, policy_file: Path | None, client: SchedulerClient | None) -> tuple[str, Policy]:
+def _policy(profile: str | None, policy_text: str | None, client: SchedulerClient | None) -> tuple[str, Policy]:
     """The policy that was asked for, with a name for it; a profile is the service's own where one plans."""
-    from metronome_lab.policies import named_policy, policy_in_file, profile_of_service
+    from metronome_lab.policies import named_policy, policy_from_text, profile_of_service
 
-    if policy_file is not None:
-        return policy_file.stem, policy_in_file(policy_file)
+    if policy_text is not None:
+        return policy_from_text(policy_text)
     name = profile or DEFAULT_PROFILE
     return name, named_policy(name) if client is None else profile_of_service(client, name)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,15 @@ def load_hardware(name_or_path: str) -> Hardware:
     except ValueError as error:
         raise LabError(f"{path}: {error}") from None
     return _hardware(content, path)
+
+
+def with_limits(hardware: Hardware, settings: Iterable[str]) -> Hardware:
+    """The same with other limits, `num_blocks=1000` each. Raises LabError."""
+    table: dict[str, Any] = {n: v for n, v in dataclasses.asdict(hardware.limits).items() if v is not None}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        table[name] = int(value) if value.isdecimal() else value
+    return dataclasses.replace(hardware, limits=_limits(table, "limit"))
 
 
 def write_hardware(hardware: Hardware, path: Path) -> None:
@@ -152,7 +161,7 @@ def _microseconds(table: Mapping[str, Any], where: str, names: tuple[str, ...], 
     return {name: float(table.get(name, 0.0)) for name in names}
 
 
-def _limits(table: Mapping[str, Any], path: Path) -> Limits:
+def _limits(table: Mapping[str, Any], path: Path | str) -> Limits:
     names = [field.name for field in dataclasses.fields(Limits)]
     _refuse_unknown(table, names, path)
     optional = {"num_swap_blocks": 0, "max_num_waiting": None}
@@ -162,7 +171,7 @@ def _limits(table: Mapping[str, Any], path: Path) -> Limits:
     return Limits(**sizes)
 
 
-def _whole(table: Mapping[str, Any], name: str, least: int, path: Path, *, default: int | None) -> Any:
+def _whole(table: Mapping[str, Any], name: str, least: int, path: Path | str, *, default: int | None) -> Any:
     value = table.get(name, default)
     if name not in table and value != -1:
         return value
@@ -178,7 +187,7 @@ def _table(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, An
     return table
 
 
-def _refuse_unknown(content: Mapping[str, Any], known: tuple[str, ...] | list[str], path: Path) -> None:
+def _refuse_unknown(content: Mapping[str, Any], known: tuple[str, ...] | list[str], path: Path | str) -> None:
     unknown = sorted(set(content) - set(known))
     if unknown:
         raise LabError(f"{path}: unknown key {unknown[0]!r}", f"known are {', '.join(known)}")

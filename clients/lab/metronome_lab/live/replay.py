@@ -16,6 +16,7 @@ import numpy as np
 from metronome.executor.v1 import executor_pb2
 from metronome_client import (
     AsyncInferenceClient,
+    DeadlineExceededError,
     Delta,
     Finished,
     GenerateOptions,
@@ -82,9 +83,10 @@ class _Answer:
             tenant=workload.tenants[workload.tenant[index]],
             expected_output_tokens=int(workload.expected_output_tokens[index]),
         )
+        timeout_s = int(workload.deadline_us[index]) / 1e6 or None
         outcome = Outcome.UNFINISHED
         try:
-            async with aclosing(client.generate(prompt, options)) as events:
+            async with aclosing(client.generate(prompt, options, timeout_s=timeout_s)) as events:
                 async for event in events:
                     if isinstance(event, Delta):
                         self._count_tokens(len(event.token_ids))
@@ -93,6 +95,10 @@ class _Answer:
                         self._count_usage(event.usage)
         except RejectedBySchedulerError:
             outcome = Outcome.REJECTED
+        except DeadlineExceededError:
+            if timeout_s is None:
+                raise
+            outcome = Outcome.EXPIRED
         except MetronomeError as error:
             if not error.reason:  # no verdict on this request: the executor is gone
                 raise

@@ -47,7 +47,10 @@ def write_picture(chart: Chart, path: Path, *, num_columns: int = 3) -> None:
             label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         figure.suptitle(chart.title, color=_GREY)
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=max(len(entries), 1))
+        # So many letters are as wide as a panel; each entry has a mark before it.
+        num_beside = 65 * columns // (6 + max(map(len, entries), default=0))
+        ncols = max(min(len(entries), num_beside), 1)
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=ncols)
         figure.savefig(
             path, dpi=150, transparent=path.suffix == ".svg", metadata={"Date": None} if path.suffix == ".svg" else None
         )

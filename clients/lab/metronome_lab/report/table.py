@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from metronome_lab.figures import Figures, Spread
+from metronome_lab.figures import Figures, Spread, TenantFigures
 from metronome_lab.order_promise import OrderPromise
 from metronome_lab.planning import FLEETS, PlanningTimes
 
@@ -13,8 +14,13 @@ _Row = tuple[str, Callable[[Figures], str]]
 
 
 def rows_of(figures: Sequence[Figures], promises: Sequence[OrderPromise]) -> dict[str, list[str]]:
-    """The cells of each row by its label; of a run the figures, and the promise of its policy."""
+    """The cells of each row by its label; of a run, one of several on the same workload, the figures and the promise of
+    its policy.
+    """
     rows = {label: [cell(of_run) for of_run in figures] for label, cell in _ROWS}
+    for number, tenant in enumerate(figures[0].tenants if len(figures[0].tenants) > 1 else ()):
+        for label, of_tenant in _TENANT_ROWS:
+            rows[f"{tenant.name}: {label}"] = [of_tenant(of_run.tenants[number]) for of_run in figures]
     return rows | {"bound on waiting": [_kept(promise) for promise in promises]}
 
 
@@ -29,7 +35,10 @@ def planning_rows(times: Mapping[str, PlanningTimes]) -> dict[str, list[str]]:
     }
 
 
-def _spread(of: Callable[[Figures], Spread]) -> Callable[[Figures], str]:
+_Of = TypeVar("_Of")
+
+
+def _spread(of: Callable[[_Of], Spread]) -> Callable[[_Of], str]:
     return lambda figures: " / ".join(f"{t:,.0f}" if t >= 100 else f"{t:.3g}" for t in _times(of(figures)))
 
 
@@ -45,13 +54,14 @@ def _kept(promise: OrderPromise) -> str:
 
 _ROWS: tuple[_Row, ...] = (
     ("requests finished", lambda f: f"{f.num_finished:,} of {f.num_requests:,}"),
-    ("refused, rejected", lambda f: f"{f.num_refused:,}, {f.num_rejected:,}"),
+    ("refused, rejected, expired", lambda f: f"{f.num_refused:,}, {f.num_rejected:,}, {f.num_expired:,}"),
     ("virtual time, s", lambda f: f"{f.duration_s:,.1f}"),
     ("requests/s", lambda f: f"{f.requests_per_s:.3f}"),
     ("output tokens/s", lambda f: f"{f.output_tokens_per_s:,.1f}"),
     ("goodput, requests/s", lambda f: f"{f.goodput_per_s:.3f} ({f.share_good:.1%})"),
     ("TTFT mean / p50 / p99, ms", _spread(lambda f: f.ttft)),
     ("ITL mean / p50 / p99, ms", _spread(lambda f: f.itl)),
+    ("longest between tokens, ms", lambda f: f"{f.longest_gap_ms:,.0f}"),
     ("E2E mean / p50 / p99, ms", _spread(lambda f: f.e2e)),
     ("longest wait, s", lambda f: f"{f.longest_wait_s:,.2f}"),
     ("evictions", lambda f: f"{f.num_preemptions:,}"),
@@ -60,4 +70,11 @@ _ROWS: tuple[_Row, ...] = (
     ("Jain's index of tenants", lambda f: f"{f.fairness.jain:.4f} over {f.fairness.contended_s:,.0f} s"),
     ("largest service gap, tokens", lambda f: f"{f.fairness.largest_gap_tokens:,}"),
     ("iterations", lambda f: f"{f.num_iterations:,}"),
+)
+# Where there is more than one tenant, for each.
+_TENANT_ROWS: tuple[tuple[str, Callable[[TenantFigures], str]], ...] = (
+    ("finished", lambda f: f"{f.num_finished:,} of {f.num_requests:,}"),
+    ("wait mean / p50 / p99, ms", _spread(lambda f: f.wait)),
+    ("TTFT mean / p50 / p99, ms", _spread(lambda f: f.ttft)),
+    ("E2E mean / p50 / p99, ms", _spread(lambda f: f.e2e)),
 )

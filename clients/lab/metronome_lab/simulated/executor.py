@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # it needs torch to know what is done to logits
 # How long an executor rests whose plan runs nobody.
 RETRY_US = 50_000
 _MOST_RETRIES = 10_000
+_NO_DEADLINE_US = 2**62
 # What the lab remembers of a request beside the columns of the books; `stops_after`: the token that ends its answer;
 # `num_named_blocks`: how many of its first ones others may have too.
 _COLUMNS: dict[str, type[np.generic]] = {
@@ -76,6 +77,7 @@ class SimulatedExecutor:
         self._state: Snapshot | None = None  # of the books as they are; None: nobody has looked since they changed
         self._has_news = False  # requests came that no plan knows of yet
         self._num_retries = 0
+        self._has_deadlines = bool(records.requests.workload.deadline_us.any())
 
     @property
     def is_idle(self) -> bool:
@@ -113,6 +115,7 @@ class SimulatedExecutor:
     def sequence(self, index: int) -> SimulatedSequence:
         """A request of the workload, as books take it."""
         workload = self._records.requests.workload
+        arrival_us, deadline_us = int(workload.arrival_us[index]), int(workload.deadline_us[index])
         request = SimulatedRequest(
             id=index + 1,
             prompt_token_ids=range(workload.num_prompt_tokens[index]),
@@ -120,17 +123,35 @@ class SimulatedExecutor:
             priority=int(workload.priority[index]),
             tenant=workload.tenants[workload.tenant[index]],
             expected_output_tokens=int(workload.expected_output_tokens[index]),
-            arrival_time_us=EPOCH_US + int(workload.arrival_us[index]),
+            arrival_time_us=EPOCH_US + arrival_us,
+            deadline_us=EPOCH_US + arrival_us + deadline_us if deadline_us else 0,
         )
         return SimulatedSequence(request, workload.prefixes[index])
 
     def advance(self, until_us: int) -> None:
         """Run every pass that begins before `until_us`. Raises LabError where plans go on to run nobody."""
         while self.now_us < until_us and not self.is_idle:
+            deadline_us = self._first_deadline_us() if self._has_deadlines else until_us
+            if deadline_us <= self.now_us:
+                self._expire()
+                continue
             snapshot = self.state()
-            if self._may_let_in() or not self._play_ahead(snapshot, until_us):
+            if self._may_let_in() or not self._play_ahead(snapshot, min(until_us, deadline_us)):
                 self._step(snapshot)
             self._state, self._has_news = None, False
+
+    def _first_deadline_us(self) -> int:
+        """Of those that are here."""
+        deadlines = self.books["deadline_us"]
+        return int(deadlines.min(where=deadlines > 0, initial=_NO_DEADLINE_US)) - EPOCH_US
+
+    def _expire(self) -> None:
+        """End those whose deadline has passed, as an executor does between two passes."""
+        deadlines = self.books["deadline_us"]
+        late = self.books["id"][(deadlines > 0) & (deadlines <= EPOCH_US + self.now_us)]
+        for request_id in late.tolist():
+            self._end(request_id, Outcome.EXPIRED)
+        self._state = None
 
     def _may_let_in(self) -> bool:
         """Whether the next plan will most likely admit somebody: who has just come to where there is a place."""

@@ -3,8 +3,9 @@
     num_requests = 1000                                       of all streams together
 
     [[streams]]
-    tenant = "chat"                                           optional, as are the next two
+    tenant = "chat"                                           optional, as are the next three
     priority = 0
+    deadline_s = 20.0                                         after its arrival: then it is ended, complete or not
     shared_prefix_tokens = 1024                               that all prompts of the stream begin with
     arrivals = { kind = "poisson", rate = 5.0 }               requests a second
     prompt_tokens = { kind = "lognormal", median = 800, sigma = 1.0, most = 8192 }
@@ -72,6 +73,7 @@ def generate(description: Mapping[str, Any], *, name: str, seed: int, place: str
         num_output_tokens=np.concatenate([stream.num_output_tokens for stream in drawn])[first],
         tenant=np.array([tenants.index(stream.tenant) for stream in drawn])[of_stream],
         priority=np.array([stream.priority for stream in drawn])[of_stream],
+        deadline_us=np.array([stream.deadline_us for stream in drawn])[of_stream],
         tenants=tenants,
         prefixes=_prefixes(drawn, of_stream, prompts),
     )
@@ -83,6 +85,7 @@ class _Stream:
 
     tenant: str
     priority: int
+    deadline_us: int
     num_shared_blocks: int
     arrival_us: FloatArray
     num_prompt_tokens: FloatArray
@@ -90,20 +93,24 @@ class _Stream:
 
     @classmethod
     def drawn(cls, description: Mapping[str, Any], number: int, count: int, seed: int, place: str) -> _Stream:
-        known = ("tenant", "priority", "shared_prefix_tokens", "arrivals", "prompt_tokens", "output_tokens")
+        columns = ("arrivals", "prompt_tokens", "output_tokens")
+        known = ("tenant", "priority", "deadline_s", "shared_prefix_tokens", *columns)
         _refuse_unknown(description, known, place)
         tenant, priority = description.get("tenant", ""), description.get("priority", 0)
-        shared = description.get("shared_prefix_tokens", 0)
+        shared, deadline_s = description.get("shared_prefix_tokens", 0), description.get("deadline_s", 0)
         if not isinstance(tenant, str) or not isinstance(priority, int) or not isinstance(shared, int):
             raise LabError(f"{place}: tenant is a text, priority and shared_prefix_tokens are whole numbers")
         if not 0 <= shared <= MAX_TOKENS or not -(2**31) <= priority < 2**31:
             raise LabError(f"{place}: priority or shared_prefix_tokens is out of range")
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 <= deadline_s <= 1e9:
+            raise LabError(f"{place}: deadline_s is {deadline_s!r}", "give seconds, 0 for none")
         # A generator for each column, so that a change of one leaves the others as they were.
         arrivals, prompts, outputs = (np.random.default_rng((seed, number, column)) for column in range(3))
         own_prompt = _draw(description, "prompt_tokens", _LENGTHS, prompts, count, place)
         return cls(
             tenant=tenant,
             priority=priority,
+            deadline_us=round(deadline_s * 1e6),
             num_shared_blocks=shared // PREFIX_BLOCK_TOKENS,
             arrival_us=np.cumsum(_draw(description, "arrivals", _ARRIVALS, arrivals, count, place)) * 1e6,
             num_prompt_tokens=shared + own_prompt,

@@ -30,8 +30,9 @@ class Workload:
     """[num_requests] each. `arrival_us`: after the start of the run, ascending; `tenant`: index into `tenants`.
 
     `max_output_tokens` bounds the answer, which ends after `num_output_tokens`; the scheduler knows the bound alone.
-    `expected_output_tokens`: what it is told of the length; 0: nothing. `prefixes[i]`: ids of the blocks that prompt i
-    begins with, `PREFIX_BLOCK_TOKENS` tokens each, each for the block and all before it; none: it begins as no other.
+    `expected_output_tokens`: what it is told of the length; 0: nothing. `deadline_us`: so long after its arrival it is
+    ended, complete or not; 0: never. `prefixes[i]`: ids of the blocks that prompt i begins with, `PREFIX_BLOCK_TOKENS`
+    tokens each, each for the block and all before it; none: it begins as no other.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Workload:
     expected_output_tokens: TokenArray
     tenant: TokenArray
     priority: TokenArray
+    deadline_us: IntArray
     tenants: tuple[str, ...]
     prefixes: Sequence[TokenArray]
 
@@ -57,6 +59,7 @@ class Workload:
         ids: Sequence[str] = (),
         tenant: NDArray[Any] | None = None,
         priority: NDArray[Any] | None = None,
+        deadline_us: NDArray[Any] | None = None,
         tenants: tuple[str, ...] = ("",),
         prefixes: Sequence[TokenArray] = (),
     ) -> Workload:
@@ -87,6 +90,7 @@ class Workload:
             expected_output_tokens=outputs,
             tenant=zeros if tenant is None else np.asarray(tenant)[order].astype(np.int32),
             priority=zeros if priority is None else np.asarray(priority)[order].astype(np.int32),
+            deadline_us=(zeros if deadline_us is None else np.asarray(deadline_us)[order]).astype(np.int64),
             tenants=tenants,
             prefixes=[prefixes[i] for i in order] if prefixes else _NoPrefixes(count),
         )
@@ -143,6 +147,7 @@ _COLUMNS = (
     "expected_output_tokens",
     "tenant",
     "priority",
+    "deadline_us",
 )
 _NO_PREFIX: TokenArray = np.empty(0, dtype=np.int32)
 

@@ -67,6 +67,22 @@ def test_settings_reach_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert changed == figures(capsys, *settings, "--hardware", "h100-80gb-llama3-8b", "--executors", "2")
 
 
+def test_a_policy_may_be_given_as_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"ordering": "ORDERING_FAIR", "holdForSharedPrefix": true, "watermark": 0.1}')
+    settings = "ordering=FAIR,hold_for_shared_prefix=true,watermark=0.1"
+
+    in_a_line = figures(capsys, "--policy", settings)
+
+    assert in_a_line.pop("name") == settings
+    assert in_a_line == {k: v for k, v in figures(capsys, "--policy", tmp_path / "mine.json").items() if k != "name"}
+
+
+def test_a_limit_of_the_executor_reaches_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    crowded = figures(capsys, "--limit", "max_num_seqs=1", "--limit", "num_blocks=2000")
+
+    assert crowded["longest_wait_s"] > figures(capsys)["longest_wait_s"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -75,6 +91,11 @@ def test_settings_reach_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         ([TRACE, "--hardware", "abacus"], 1, "no hardware profile is named 'abacus'; give a .toml or one of"),
         ([TRACE, "--policy", "none.json"], 1, "cannot read none.json"),
         ([TRACE, "--profile", "fifo", "--policy", "x.json"], 2, "either --profile or --policy"),
+        ([TRACE, "--policy", "ordering=SOON"], 1, "policy ordering=SOON: "),
+        ([TRACE, "--policy", "colour=5"], 1, "policy colour=5: "),
+        ([TRACE, "--policy", "watermark=2"], 1, "policy watermark=2: "),
+        ([TRACE, "--policy", "hold_for_shared_prefix=maybe"], 1, "policy hold_for_shared_prefix=maybe: "),
+        ([TRACE, "--limit", "num_blocks=none"], 1, "limit: num_blocks is 'none'"),
         ([TRACE, "--rate", "-1"], 1, "a rate of -1 times the recorded one is out of range"),
         ([TRACE, "--rate", "nan"], 1, "a rate of nan times"),
         ([TRACE, "--skip", "5000"], 1, "none of them in the part that was asked for"),

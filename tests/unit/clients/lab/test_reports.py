@@ -63,6 +63,32 @@ def test_figures_are_those_of_the_rows() -> None:
     assert figures.prefill_tokens_per_s == pytest.approx(num_prefill_tokens / figures.duration_s)
 
 
+def test_each_tenant_has_figures_of_its_own_requests() -> None:
+    """One place: the second waits for the first, the third is ended while it waits."""
+    columns = {"tenant": np.array([0, 1, 1]), "tenants": ("a", "b"), "deadline_us": np.array([0, 0, 2000])}
+    records = simulate(
+        workload_of((0, 64, 3), (0, 64, 1), (0, 64, 1), **columns), Fleet(hardware=hardware_of(max_num_seqs=1)), FIFO
+    )
+
+    figures = figures_of(records, Targets(ttft_us=10**6, itl_us=10**5))
+
+    first, second = figures.tenants
+    requests = records.requests
+    assert (first.name, first.num_finished, first.num_requests) == ("a", 1, 1)
+    assert (second.name, second.num_finished, second.num_requests) == ("b", 1, 2)
+    assert figures.num_expired == 1
+    assert (first.wait.mean_ms, second.wait.mean_ms) == (0, requests.first_run_us[1] / 1e3)
+    assert (first.ttft.mean_ms, second.ttft.mean_ms) == tuple(requests.first_token_us[:2] / 1e3)
+    assert (first.e2e.p99_ms, second.e2e.p99_ms) == tuple(requests.end_us[:2] / 1e3)
+    assert figures.longest_gap_ms == requests.max_gap_us[0] / 1e3 > 0
+
+
+def test_a_table_has_rows_for_tenants_where_there_are_several() -> None:
+    both = compare_runs(runs_of("a"), Targets(ttft_us=10**6, itl_us=10**5)).rows()
+
+    assert {"code: finished", "conv: TTFT mean / p50 / p99, ms"} <= both.keys()
+
+
 def test_percentiles_of_gaps_are_known_within_a_quarter_of_a_percent() -> None:
     gaps_us, records = np.random.default_rng(1).integers(1, 10**6, 50_000), GapRecords()
     records.add(gaps_us)

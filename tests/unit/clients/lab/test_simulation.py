@@ -14,7 +14,7 @@ from executor_service.engine.snapshot import Snapshot
 from executor_service.kv.prefix_cache import PrefixScope
 from metronome_lab.errors import LabError
 from metronome_lab.policies import named_policy, profile_names
-from metronome_lab.records import Outcome, Records
+from metronome_lab.records import NEVER, Outcome, Records
 from metronome_lab.result_files import Format, write_results
 from metronome_lab.simulated.executor import SimulatedExecutor
 from metronome_lab.simulated.planners import CorePlanner
@@ -88,6 +88,19 @@ def test_passes_played_ahead_are_what_a_plan_for_each_gives(name: str, scope: Pr
     assert tables(fast) == tables(plain)
     assert plain.num_plans >= plain.iterations.num_iterations
     assert fast.num_plans < plain.num_plans or POLICIES[name].kv_residency_charge > 0
+
+
+def test_passes_played_ahead_end_where_a_deadline_passes() -> None:
+    workload = drawn_workload(24, mean_gap_ms=30)
+    workload = replace(workload, deadline_us=np.where(workload.tenant == 0, 150_000, 0))
+    fleet = Fleet(hardware=hardware_of(num_blocks=96, max_num_seqs=4, max_model_len=1300))
+
+    for policy in (FIFO, Policy(ordering=Ordering.EARLIEST_DEADLINE_FIRST, reject_missed_deadlines=True)):
+        ahead, plain = (simulate(workload, fleet, policy, play_ahead=ahead) for ahead in (True, False))
+
+        assert tables(ahead) == tables(plain)
+        assert ahead.num_plans < plain.num_plans
+        assert (ahead.requests.outcome == Outcome.EXPIRED).any()
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -206,6 +219,27 @@ def test_a_swap_takes_its_time_both_ways() -> None:
         int(with_copies["num_resumed"].argmax()),
     ]
     assert set(copied_us[copied_us > 0].tolist()) == {20 * 4}
+
+
+def test_a_request_is_ended_in_the_pass_in_which_its_deadline_passes_and_frees_its_place() -> None:
+    """A prefill of 1,160 us, and decodes of a little more than 1,050: the fifth pass ends after 5 ms."""
+    workload = workload_of((0, 16, 50), (0, 16, 1), deadline_us=np.array([5000, 0]))
+
+    records = simulate(workload, Fleet(hardware=hardware_of(max_num_seqs=1)), FIFO)
+
+    requests = records.requests
+    assert requests.outcome.tolist() == [Outcome.EXPIRED, Outcome.FINISHED]
+    assert requests.num_output_tokens.tolist() == [5, 1]
+    assert 5000 <= requests.end_us[0] == requests.first_run_us[1] < 5000 + 1060
+
+
+def test_a_request_that_waits_until_its_deadline_never_runs() -> None:
+    workload = workload_of((0, 16, 50), (0, 16, 1), deadline_us=np.array([0, 5000]))
+
+    requests = simulate(workload, Fleet(hardware=hardware_of(max_num_seqs=1)), FIFO).requests
+
+    assert requests.outcome.tolist() == [Outcome.FINISHED, Outcome.EXPIRED]
+    assert (requests.first_run_us[1], requests.num_run_tokens[1]) == (NEVER, 0)
 
 
 def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on() -> None:

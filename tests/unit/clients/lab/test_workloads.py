@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from metronome_lab.errors import LabError
-from metronome_lab.hardware.profile import hardware_names, load_hardware, write_hardware
+from metronome_lab.hardware.profile import hardware_names, load_hardware, with_limits, write_hardware
 from metronome_lab.workload.generate import generate
 from metronome_lab.workload.traces import read_workload
 from support.lab import drawn_workload, workload_of
@@ -162,6 +163,14 @@ def test_streams_share_their_beginnings_and_the_seed_tells_workloads_apart() -> 
     assert first.arrival_us.tolist() != second.arrival_us.tolist()
 
 
+def test_a_stream_has_a_deadline_after_the_arrival_at_any_rate() -> None:
+    streams = [STREAM | {"tenant": "a", "deadline_s": 2.5}, STREAM | {"tenant": "b"}]
+    workload = generate({"num_requests": 50, "streams": streams}, name="", seed=1).at_rate(4).part(5, None)
+
+    deadlines = zip(workload.tenant.tolist(), workload.deadline_us.tolist(), strict=True)
+    assert set(deadlines) == {(0, 2_500_000), (1, 0)}
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -173,6 +182,8 @@ def test_streams_share_their_beginnings_and_the_seed_tells_workloads_apart() -> 
         ({"prompt_tokens": {"kind": "uniform", "least": 5, "most": 4}}, "contradict"),
         ({"shared_prefix_tokens": -1}, "out of range"),
         ({"tenant": 5}, "tenant is a text"),
+        ({"deadline_s": -1}, "deadline_s is -1"),
+        ({"deadline_s": True}, "deadline_s is True"),
         ({"colour": 5}, "unknown key 'colour'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
@@ -220,6 +231,28 @@ def test_a_hardware_profile_is_written_as_it_is_read(name: str, tmp_path: Path) 
 
     assert load_hardware(str(path)) == hardware
     assert hardware.sources
+
+
+def test_hardware_may_have_other_limits() -> None:
+    hardware = load_hardware("a100-80gb-llama3-8b")
+
+    changed = with_limits(hardware, ["num_blocks=1000", "max_num_waiting=5"])
+
+    assert changed == replace(hardware, limits=replace(hardware.limits, num_blocks=1000, max_num_waiting=5))
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("num_blocks=0", "num_blocks is 0"),
+        ("num_blocks=many", "num_blocks is 'many'"),
+        ("num_blocks", "num_blocks is ''"),
+        ("colour=5", "limit: unknown key 'colour'"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(setting: str, fault: str) -> None:
+    with pytest.raises(LabError, match=fault):
+        with_limits(load_hardware("a100-80gb-llama3-8b"), [setting])
 
 
 @pytest.mark.parametrize(
