@@ -160,8 +160,8 @@ dashboards: $(VENV)/.ready ## Write the dashboards of deploy/grafana anew, from 
 	@$(BIN)/python deploy/grafana/describe.py
 
 .PHONY: lab
-lab: $(VENV)/.ready ## Write the lessons of the policy lab anew, pages and pictures, from runs in virtual time
-	@for lesson in batching surge memory chunks phases papers; do $(BIN)/python docs/lab/lessons/$$lesson.py; done
+lab: $(VENV)/.ready ## Write the lessons of the policy lab anew, pages and pictures, from runs in virtual time (under 20 minutes)
+	@for lesson in batching surge memory chunks phases papers order room passes arrivals; do $(BIN)/python docs/lab/lessons/$$lesson.py; done
 
 ##@ Other
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from lesson import WORKLOADS, write_lesson
+from lesson import WORKLOADS, waits_by_arrival, waits_s, write_lesson
 from metronome_lab.hardware.profile import load_hardware
 from metronome_lab.records import Records
-from metronome_lab.report.charts import Chart, Mark, Panel, Series
 from metronome_lab.simulation import Fleet, simulate
 from metronome_lab.workload.requests import Workload
 from metronome_lab.workload.traces import read_workload
@@ -36,9 +35,8 @@ def main() -> None:
     fleet = Fleet(hardware=replace(hardware, limits=replace(hardware.limits, max_num_seqs=PLACES)))
     orderings = (Ordering.FIFO, Ordering.SHORTEST_JOB_FIRST, Ordering.PRIORITY, Ordering.FAIR)
     runs = {o.name: simulate(workload, fleet, Policy(ordering=o)) for o in orderings}
-    panels = tuple(_panel(name, records) for name, records in runs.items())
     write_lesson(
-        Chart(name="surge", title="Who waits in a surge", panels=panels),
+        replace(waits_by_arrival("Who waits in a surge", runs), name="surge"),
         words=WORDS,
         headings=("chat, mean s", "chat, p99 s", "batch, mean s", "batch, p99 s", "longest, s", "the long job, s"),
         rows={name: _cells(records, long_job) for name, records in runs.items()},
@@ -59,28 +57,8 @@ def _with_long_job(workload: Workload) -> tuple[Workload, int]:
     return replace(workload, **columns), long_job
 
 
-def _waits_s(records: Records, tenant: str) -> np.ndarray:
-    requests, workload = records.requests, records.requests.workload
-    own = workload.tenant == workload.tenants.index(tenant)
-    return ((requests.first_run_us - workload.arrival_us) / 1e6)[own]
-
-
-def _panel(name: str, records: Records) -> Panel:
-    workload = records.requests.workload
-    dots = tuple(
-        Series(
-            name=tenant,
-            x=workload.arrival_us[workload.tenant == workload.tenants.index(tenant)] / 1e6,
-            y=_waits_s(records, tenant),
-            mark=Mark.DOTS,
-        )
-        for tenant in ("chat", "batch")
-    )
-    return Panel(title=name, x_label="arrival, s", y_label="wait, s", series=dots)
-
-
 def _cells(records: Records, long_job: int) -> list[str]:
-    chat, batch = _waits_s(records, "chat"), _waits_s(records, "batch")
+    chat, batch = waits_s(records, "chat"), waits_s(records, "batch")
     requests, arrival_us = records.requests, records.requests.workload.arrival_us
     long_s = (requests.first_run_us - arrival_us)[long_job] / 1e6
     figures = (chat.mean(), np.percentile(chat, 99), batch.mean(), np.percentile(batch, 99))
