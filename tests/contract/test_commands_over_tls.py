@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +70,20 @@ def test_who_shows_no_certificate_is_told_that_one_is_asked_for(
         assert run_command([*command, *trust, *shown]) == 0
         assert run_command([*command, *trust]) == 1
         assert "--tls-certificate with --tls-key if it asks who you are" in capsys.readouterr().err
+
+
+def test_what_the_core_of_grpc_says_of_a_handshake_is_not_among_the_words_of_a_command(
+    tmp_path: Path, authority: Authority
+) -> None:
+    stranger = Authority(tmp_path / "theirs")
+    with started(tmp_path, [*SCHEDULER, "--port", "0", *tls_flags(authority.sign("scheduler"))]) as scheduler:
+        command = ["plan", str(EXAMPLE_STATE), "--scheduler", scheduler.address, "--tls-ca", str(stranger.ca)]
+        done = subprocess.run(
+            [sys.executable, "-m", "metronome_cli", *command], capture_output=True, text=True, timeout=START_SECONDS
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: what listens at {scheduler.address} speaks TLS")
 
 
 def test_the_conformance_kit_pings_over_tls(tmp_path: Path, authority: Authority, access_file: Path) -> None:
