@@ -48,7 +48,8 @@ def read_identity(certificate: PemFile, key: PemFile) -> Identity:
     chain_pem, key_pem = _read(certificate), _read(key)
     chain = _parse(certificate, "holds no certificate", lambda: x509.load_pem_x509_certificates(chain_pem))
     private_key = _parse(key, "holds no key that is not encrypted", lambda: load_pem_private_key(key_pem, None))
-    if chain[0].public_key() != private_key.public_key():
+    public_key = _parse(certificate, "has a public key of an unknown kind", lambda: chain[0].public_key())
+    if public_key != private_key.public_key():
         raise TlsError(f"{certificate} and {key} do not belong together")
     expires = min(one.not_valid_after_utc for one in chain)
     if expires <= datetime.now(UTC):
