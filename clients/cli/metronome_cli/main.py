@@ -20,8 +20,7 @@ def main() -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends an import without a traceback
-    # Else gRPC's core writes lines of its own between ours, of what is told as an error anyhow. It reads this when it is
-    # imported.
+    # Else gRPC's core writes lines of its own between ours, of what is told anyhow. It reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import metronome_cli.command_line  # noqa: F401  # takes a moment, and may lack packages
