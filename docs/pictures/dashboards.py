@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "docs/images/dashboards"
 STEP_S = 5  # the scrape interval of deploy/prometheus
 RATE_INTERVAL = f"{4 * STEP_S}s"  # what Grafana makes of $__rate_interval
+SCHEDULER_FLAGS = ("--profile", "people-first", "--shadow-profile", "fifo")
 EXECUTOR_FLAGS = (
     *("--threads", "1", "--num-blocks", "110", "--num-swap-blocks", "40", "--max-num-seqs", "12"),
     *("--max-num-waiting", "24", "--speculative-drafts", "3", "--profile", "people-first"),
@@ -61,7 +62,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         profiles = write_profiles(Path(name) / "profiles")
-        scheduler_flags = ["--profiles-directory", str(profiles), "--shadow-profile", "fifo"]
+        scheduler_flags = ["--profiles-directory", str(profiles), *SCHEDULER_FLAGS]
         with watched_stack(Path(name), scheduler_flags, ["--model", args.model, *EXECUTOR_FLAGS]) as stack:
             start_s = time.time()
             asyncio.run(live_through(stack, args.minutes * 60))
