@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,18 +97,24 @@ def test_a_connection_has_so_many_calls_open_and_the_next_one_waits_for_its_turn
         assert status_of(lambda: stub.Plan(plan_request(), timeout=0.3)) is grpc.StatusCode.DEADLINE_EXCEEDED
         with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as other:
             assert len(SchedulerServiceStub(other).Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans) == 1
-        streams[0].call.cancel()
+        streams[0].end()
         assert len(stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans) == 1
-        streams[1].call.cancel()
+        streams[1].end()
 
 
 class Held:
     """A PlanStream that has had one answer and goes on."""
 
     def __init__(self, stub: SchedulerServiceStub) -> None:
-        self.call = stub.PlanStream(iter(self._requests()), timeout=TIMEOUT_SECONDS)
-        assert len(next(self.call).plans) == 1
+        self._ended = threading.Event()
+        self._call = stub.PlanStream(self._requests(), timeout=TIMEOUT_SECONDS)
+        assert len(next(self._call).plans) == 1
+
+    def end(self) -> None:
+        self._call.cancel()
+        self._ended.set()
 
     def _requests(self) -> Iterator[scheduler_pb2.PlanRequest]:
+        """Read by a thread of gRPC, which may be here before the call is known."""
         yield plan_request()
-        wait_until(lambda: not self.call.is_active(), TIMEOUT_SECONDS)
+        self._ended.wait(TIMEOUT_SECONDS)
