@@ -366,7 +366,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-growth-mib", type=float, default=32.0)
+    parser.add_argument("--max-growth-mib", type=float, default=16.0)
     parser.add_argument("--max-scheduler-mib", type=float, default=256.0)
     parser.add_argument("--keep-log", type=Path, help="where to put the executor's log if something does not hold")
     return parser.parse_args()
