@@ -127,6 +127,10 @@ def apply(checked: CheckedPlan, books: Books) -> Copies:
     return Copies(out=out, into=into, within=books.tail_copies(checked.admit, checked.admit_prefixes))
 
 
+_NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+_NO_MASK: NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+
+
 def _check_one_fate(plan: Plan) -> None:
     """Columns of one length; nobody twice in a list, nor in two lists that exclude each other."""
     is_even = len(plan.scheduled) == len(plan.num_tokens) and len(plan.evict) == len(plan.evict_modes)
@@ -145,6 +149,8 @@ def _check_one_fate(plan: Plan) -> None:
 
 def _rows_of(ids: Ids, which: str, books: Books, ended: AbstractSet[int]) -> tuple[Rows, NDArray[np.bool_]]:
     """The rows of those of ``ids`` that are still there, and which these are."""
+    if not len(ids):  # as most lists of most plans
+        return _NO_ROWS, _NO_MASK
     rows = books.rows_of(ids.tolist())
     missing = rows < 0
     if missing.any():
@@ -164,6 +170,8 @@ def _check_statuses(checked: CheckedPlan, books: Books) -> None:
         (checked.rows, Status.RUNNING, Status.RUNNING, "runs"),
     )
     for rows, before, after, verb in steps:
+        if not len(rows):
+            continue
         wrong = rows[status[rows] != before]
         if len(wrong):
             row = wrong[0]
@@ -176,6 +184,8 @@ def _check_statuses(checked: CheckedPlan, books: Books) -> None:
 
 def _check_rejections(checked: CheckedPlan, books: Books) -> None:
     """Anyone may be turned away but those on the device: what began to run is evicted first."""
+    if not checked.reject:
+        return
     rows = books.rows_of(r.id for r in checked.reject)
     if (rows < 0).any():
         raise PlanRefusedError(RefusalReason.UNKNOWN_REQUEST, "names unknown requests in reject")
@@ -211,6 +221,8 @@ def _check_tokens(checked: CheckedPlan, books: Books) -> None:
 
 
 def _check_swap(checked: CheckedPlan, books: Books) -> None:
+    if not len(checked.evict_by_swap):
+        return
     swapped_out = int(books["num_blocks"][checked.evict_by_swap].sum())
     if swapped_out > books.swap_space.num_free:
         ids = books["id"][checked.evict_by_swap].tolist()

@@ -288,6 +288,8 @@ class Books:
         One with a tail must ``grow``, and then have it copied (``tail_copies``), before the tail's block is written.
         Those that arrived before one of them and still wait are overtaken by it.
         """
+        if not len(rows):
+            return
         c = self.columns
         for row, prefix in zip(rows, prefixes, strict=True):
             self._hold(row, prefix.blocks)
@@ -305,12 +307,15 @@ class Books:
         c = self.columns
         held = c["num_blocks"][rows]
         missing = self.num_blocks_for(c["num_computed_tokens"][rows] + num_tokens) - held
-        blocks = self.prefixes.cache.allocate(int(missing.clip(min=0).sum()))
+        grows = np.flatnonzero(missing > 0)  # one request in block_size at a time decodes across a block's end
+        if not len(grows):
+            return
+        rows, held, missing = rows[grows], held[grows], missing[grows]
+        blocks = self.prefixes.cache.allocate(int(missing.sum()))
+        c["num_blocks"][rows] += missing
         start = 0
-        for i in np.flatnonzero(missing > 0):  # one request in block_size at a time decodes across a block's end
-            row, first, count = rows[i], held[i], missing[i]
+        for row, first, count in zip(rows.tolist(), held.tolist(), missing.tolist(), strict=True):
             self.block_tables[row, first : first + count] = blocks[start : start + count]
-            c["num_blocks"][row] += count
             start += count
 
     def tail_copies(self, rows: Rows, prefixes: Iterable[Prefix]) -> tuple[BlockCopy, ...]:

@@ -35,15 +35,16 @@ def work_out(
     books: Books, *, rows: Rows, num_tokens: NDArray[np.int32], admit: Rows, resume: Rows, evict: Rows
 ) -> Entrance:
     """``rows``, ``num_tokens``: [n] scheduled, those in ``admit`` and ``resume`` among them. Changes nothing."""
-    counts = books.block_pool.reference_counts_without(books.blocks_of(evict))
-    num_free = int(np.count_nonzero(counts == 0))
     entering = np.concatenate([admit, resume])
     prefixes = [books.cached_prefix(row) for row in entering]
+    num_free, counts = books.block_pool.num_free, NO_BLOCKS
+    if len(evict) or any(len(prefix.blocks) for prefix in prefixes):
+        counts = books.block_pool.reference_counts_without(books.blocks_of(evict))
+        num_free = int(np.count_nonzero(counts == 0))
     places = _places_of(entering, rows)
     while True:
         tokens, num_new = _demand(books, rows, num_tokens, places, prefixes, num_resumed=len(resume))
-        revived = np.unique(np.concatenate([NO_BLOCKS, *(_free(p.blocks, counts) for p in prefixes)]))
-        num_taken = num_new + len(revived)
+        num_taken = num_new + _num_revived(prefixes, counts)
         if num_taken <= num_free or not _shorten_last(prefixes, num_taken - num_free):
             break
     return Entrance(
@@ -93,6 +94,7 @@ def _shorten_last(prefixes: list[Prefix], num_blocks: int) -> bool:
     return False
 
 
-def _free(blocks: BlockIds, counts: NDArray[np.int32]) -> BlockIds:
-    free: BlockIds = blocks[counts[blocks] == 0]
-    return free
+def _num_revived(prefixes: list[Prefix], counts: NDArray[np.int32]) -> int:
+    """How many free blocks these prefixes take, each counted once. ``counts``: [num_blocks] references of each."""
+    blocks: BlockIds = np.concatenate([NO_BLOCKS, *(prefix.blocks for prefix in prefixes)])
+    return len(set(blocks[counts[blocks] == 0].tolist()))

@@ -85,7 +85,9 @@ def _columns_now(books: Books) -> tuple[Rows, dict[str, NDArray[Any]], CommonPre
     """The rows in use, the columns of a snapshot for them, and the prefixes that some have in common."""
     rows = books.rows()
     columns = {name: books[name][rows] for name in SCHEDULER_COLUMNS}
-    counts, all_known = books.block_pool.reference_counts_without(NO_BLOCKS), np.zeros(len(rows), dtype=np.int32)
+    all_known = np.zeros(len(rows), dtype=np.int32)
+    # Of all blocks, which nobody looks at where nothing can be shared.
+    counts = books.block_pool.reference_counts_without(NO_BLOCKS) if books.prefixes.has_texts else NO_BLOCKS
     common = _show_sharing(books, rows, columns, counts, soon={}, num_guessed=all_known)
     return rows, columns, common
 

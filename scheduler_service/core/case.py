@@ -168,6 +168,7 @@ def _limits(limits: ExecutorLimits) -> Limits:
     return cast(Limits, np.array(figures, dtype=_LIMITS)[()])
 
 
+@lru_cache(maxsize=256)
 def _latency(model: LatencyModel) -> Latency:
     figures = (
         True,

@@ -11,7 +11,7 @@ from executor_service.engine.limits import Limits
 from executor_service.engine.plan import Plan
 from executor_service.engine.snapshot import Latency, Snapshot
 from metronome_lab.hardware.profile import Hardware
-from metronome_lab.simulated.planners import CorePlanner, engine_plan
+from metronome_lab.simulated.planners import CorePlanner, core_state, engine_plan
 from metronome_lab.workload.requests import Workload
 from scheduler_service.core.plan import plan_executor
 from scheduler_service.core.policy import Policy
@@ -71,7 +71,7 @@ class VerifyingPlanner(CorePlanner):
         self._verified = policy
 
     def plan(self, snapshot: Snapshot, executor_id: str) -> Plan:
-        state = self.state(snapshot, executor_id)
+        state = core_state(snapshot, executor_id)
         validate(ClusterState(now_us=state.now_us, executors=(state,), tenants=state.tenants))
         plan = plan_executor(state, self._verified)
         violations = verify(state, plan, self._verified)

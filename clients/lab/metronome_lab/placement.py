@@ -16,10 +16,8 @@ import numpy as np
 from executor_service.kv.prefix_cache import BlockChain
 from metronome_lab.simulated.clock import EPOCH_US
 from metronome_lab.simulated.executor import SimulatedExecutor
-from metronome_lab.simulated.planners import CorePlanner
 from metronome_lab.workload.requests import Workload
 from scheduler_service.core.placement import Placement, place
-from scheduler_service.core.policy import Policy
 from scheduler_service.core.state import ClusterState, Requests, RequestStatus
 
 
@@ -59,15 +57,14 @@ class _ByState:
         self._placement = placement
         self._candidates = candidates
         self._workload = workload
-        self._states = CorePlanner(Policy())
 
     def choose(self, index: int) -> SimulatedExecutor:
         workload, arrival_us = self._workload, int(self._workload.arrival_us[index])
         candidates = self._candidates()
         for executor in candidates:
             executor.advance(arrival_us)
-        states = [self._states.state(e.state(), f"{e.number:08}") for e in candidates]
-        cluster = ClusterState(now_us=EPOCH_US + arrival_us, executors=tuple(states))
+        states = tuple(executor.core_state() for executor in candidates)
+        cluster = ClusterState(now_us=EPOCH_US + arrival_us, executors=states)
         request = Requests.from_columns(
             1,
             {
@@ -82,11 +79,13 @@ class _ByState:
         cached = np.array([[self._num_cached_tokens(e, index) for e in candidates]], dtype=np.int64)
         chosen = place(cluster, request, cached, self._placement, 0, frozenset())[0].executor_id
         # Where none can take it any one may refuse it.
-        return next((e for e in candidates if f"{e.number:08}" == chosen), candidates[0])
+        places = (place for place, state in enumerate(states) if state.executor_id == chosen)
+        return candidates[next(places, 0)]
 
     def _num_cached_tokens(self, executor: SimulatedExecutor, index: int) -> int:
         if self._placement is not Placement.CACHED_PREFIX:
             return 0
+        executor.settle()
         books, sequence = executor.books, executor.sequence(index)
         block_size, scope = books.limits.block_size, books.prefixes.scope
         chain = BlockChain(scope.root(sequence.request.tenant), sequence, block_size=block_size)

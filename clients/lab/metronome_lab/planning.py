@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from metronome_lab.errors import LabError
-from metronome_lab.simulated.planners import RecordingPlanner
+from metronome_lab.simulated.planners import RecordingPlanner, core_state
 from metronome_lab.simulation import Fleet, simulate
 from metronome_lab.workload.requests import Workload
 from scheduler_service.core.placement import Placement, place
@@ -53,7 +53,7 @@ def _states(workload: Workload, fleet: Fleet, policy: Policy) -> Sequence[Execut
     simulate(share, replace(fleet, num_executors=1), policy, planner=planner, keep_iterations=False)
     if not planner.asked:
         raise LabError(f"{workload.name} asks for no plan", "give more requests")
-    return [planner.state(snapshot, "") for snapshot in planner.asked]
+    return [core_state(snapshot, "") for snapshot in planner.asked]
 
 
 def _fleet_of(count: int, states: Sequence[ExecutorState]) -> ClusterState:

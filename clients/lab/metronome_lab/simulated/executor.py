@@ -26,9 +26,10 @@ from metronome_lab.hardware.profile import Hardware
 from metronome_lab.records import NEVER, Outcome, Records
 from metronome_lab.simulated.ahead import Player
 from metronome_lab.simulated.clock import EPOCH_US
-from metronome_lab.simulated.planners import Planner
+from metronome_lab.simulated.planners import Planner, core_state
 from metronome_lab.simulated.sequence import SimulatedRequest, SimulatedSequence, Stopping
 from scheduler_service.core.policy import Policy
+from scheduler_service.core.state import ExecutorState
 
 if TYPE_CHECKING:  # it needs torch to know what is done to logits
     from executor_service.engine.sequence import Sequence
@@ -74,7 +75,9 @@ class SimulatedExecutor:
         # What an executor learns of a pass may change its next plan.
         if play_ahead and self._fitter is None and policy is not None and policy.kv_residency_charge == 0:
             self._player = Player(number, self.books, records, hardware, policy, may_decide=planner.is_core)
-        self._state: Snapshot | None = None  # of the books as they are; None: nobody has looked since they changed
+        # Of the books as they are; None: nobody has looked since they changed.
+        self._state: Snapshot | None = None
+        self._core_state: ExecutorState | None = None
         self._has_news = False  # requests came that no plan knows of yet
         self._num_retries = 0
         self._has_deadlines = bool(records.requests.workload.deadline_us.any())
@@ -90,9 +93,23 @@ class SimulatedExecutor:
 
     def state(self) -> Snapshot:
         """What it tells who plans, and who places requests."""
+        self.settle()
         if self._state is None:  # nobody has several samples, whom a state to place by has and one to plan has not
             self._state = take_to_plan(self.books, now_us=EPOCH_US + self.now_us, latency=self._latency)
         return self._state
+
+    def core_state(self) -> ExecutorState:
+        """The same as the planning core reads it: what an executor has played says it without the books."""
+        if self._player is not None and self._player.is_playing:
+            return self._player.state()
+        if self._core_state is None:
+            self._core_state = core_state(self.state(), f"{self.number:08}")
+        return self._core_state
+
+    def settle(self) -> None:
+        """Bring the books up to date."""
+        if self._player is not None:
+            self._player.settle()
 
     def submit(self, index: int) -> None:
         """A request of the workload arrives. It must have been advanced to that time."""
@@ -102,6 +119,7 @@ class SimulatedExecutor:
         if not self._accepts(num_prompt_tokens, int(workload.max_output_tokens[index])):
             requests.outcome[index], requests.end_us[index] = Outcome.REFUSED, arrival_us
             return
+        self.settle()
         if self.is_idle:
             self.now_us = max(self.now_us, arrival_us)
         sequence = self.sequence(index)
@@ -110,7 +128,8 @@ class SimulatedExecutor:
         row = self.books.rows_of([index + 1])
         self.books["stops_after"][row] = workload.num_output_tokens[index]
         self.books["num_named_blocks"][row] = sequence.num_named_tokens // self.books.limits.block_size
-        self._state, self._has_news = None, True
+        self._note_change()
+        self._has_news = True
 
     def sequence(self, index: int) -> SimulatedSequence:
         """A request of the workload, as books take it."""
@@ -130,15 +149,16 @@ class SimulatedExecutor:
 
     def advance(self, until_us: int) -> None:
         """Run every pass that begins before `until_us`. Raises LabError where plans go on to run nobody."""
+        is_quiet = not self._may_let_in()  # as far as is known
         while self.now_us < until_us and not self.is_idle:
             deadline_us = self._first_deadline_us() if self._has_deadlines else until_us
             if deadline_us <= self.now_us:
                 self._expire()
-                continue
-            snapshot = self.state()
-            if self._may_let_in() or not self._play_ahead(snapshot, min(until_us, deadline_us)):
-                self._step(snapshot)
-            self._state, self._has_news = None, False
+            elif is_quiet:
+                is_quiet = self._play_ahead(min(until_us, deadline_us))
+            else:
+                self._step()
+                is_quiet = True
 
     def _first_deadline_us(self) -> int:
         """Of those that are here."""
@@ -147,11 +167,12 @@ class SimulatedExecutor:
 
     def _expire(self) -> None:
         """End those whose deadline has passed, as an executor does between two passes."""
+        self.settle()
         deadlines = self.books["deadline_us"]
         late = self.books["id"][(deadlines > 0) & (deadlines <= EPOCH_US + self.now_us)]
         for request_id in late.tolist():
             self._end(request_id, Outcome.EXPIRED)
-        self._state = None
+        self._state, self._core_state = None, None
 
     def _may_let_in(self) -> bool:
         """Whether the next plan will most likely admit somebody: who has just come to where there is a place."""
@@ -159,21 +180,32 @@ class SimulatedExecutor:
             self._has_news and int((self.books["status"] == Status.RUNNING).sum()) < self.hardware.limits.max_num_seqs
         )
 
-    def _play_ahead(self, snapshot: Snapshot, until_us: int) -> bool:
-        """Run the passes in which nobody enters or leaves, all at once. Returns whether there are any."""
-        ahead = self._player.play(snapshot, until_us, has_news=self._has_news) if self._player is not None else None
-        if ahead is None:
+    def _play_ahead(self, until_us: int) -> bool:
+        """Run the passes in which nobody enters or leaves, all at once. Returns whether the next one may be so too."""
+        player = self._player
+        if player is None:
             return False
-        self.now_us = ahead.now_us
-        self._finish(ahead.finished)
-        self._num_retries = 0
-        return True
+        if not player.is_playing and not player.begin(self.state(), self.core_state(), has_news=self._has_news):
+            return False
+        ahead = player.play(until_us)
+        if ahead.num_passes > 0:
+            self.now_us = ahead.now_us
+            self._note_change()
+            self._num_retries = 0
+        if len(ahead.finished):
+            self.settle()
+            self._finish(ahead.finished)
+        return not ahead.is_over
+
+    def _note_change(self) -> None:
+        """The books are not as they were, or time has passed."""
+        self._state, self._core_state, self._has_news = None, None, False
 
     # One pass by a plan
 
-    def _step(self, snapshot: Snapshot) -> None:
+    def _step(self) -> None:
         books = self.books
-        plan = self._planner.plan(snapshot, self._name)
+        plan = self._planner.plan(self.state(), self._name)
         self._records.num_plans += 1
         try:
             checked = check(plan, books, ended=frozenset())
@@ -189,6 +221,7 @@ class SimulatedExecutor:
             self._run(checked, num_copied)
         elif not checked.reject:
             self._rest()
+        self._note_change()
 
     def _apply(self, checked: CheckedPlan) -> int:
         """Change the books as the plan says. Returns how many blocks are copied."""

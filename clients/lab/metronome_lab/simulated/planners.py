@@ -46,39 +46,41 @@ class CorePlanner:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._limits: dict[Limits, ExecutorLimits] = {}
 
     def plan(self, snapshot: Snapshot, executor_id: str) -> Plan:
-        return engine_plan(plan_executor(self.state(snapshot, executor_id), self._policy))
+        return engine_plan(plan_executor(core_state(snapshot, executor_id), self._policy))
 
-    def state(self, snapshot: Snapshot, executor_id: str) -> ExecutorState:
-        """A snapshot as the planning core reads it."""
-        limits = snapshot.limits
-        if limits not in self._limits:
-            self._limits[limits] = ExecutorLimits(
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-                max_num_seqs=limits.max_num_seqs,
-                block_size=limits.block_size,
-                num_blocks=limits.num_blocks,
-                num_swap_blocks=limits.num_swap_blocks,
-                max_model_len=limits.max_model_len,
-                max_num_waiting=limits.max_num_waiting,
-            )
-        matrix = np.empty((len(COLUMN_NAMES), snapshot.num_requests), dtype=np.int64)
-        for row, name in enumerate(COLUMN_NAMES):
-            matrix[row] = snapshot.columns[name]
-        return ExecutorState(
-            executor_id=executor_id,
-            iteration=snapshot.iteration,
-            now_us=snapshot.now_us,
-            limits=self._limits[limits],
-            num_free_blocks=snapshot.num_free_blocks,
-            num_free_swap_blocks=snapshot.num_free_swap_blocks,
-            latency=None if snapshot.latency is None else _model(snapshot.latency),
-            requests=Requests(matrix),
-            prefixes=NO_PREFIXES if snapshot.common_prefixes is None else _prefixes(snapshot.common_prefixes),
-            tenants=Tenants(snapshot.tenants, np.ones(len(snapshot.tenants)), snapshot.tenant_service),
-        )
+
+def core_state(snapshot: Snapshot, executor_id: str) -> ExecutorState:
+    """A snapshot as the planning core reads it."""
+    matrix = np.empty((len(COLUMN_NAMES), snapshot.num_requests), dtype=np.int64)
+    for row, name in enumerate(COLUMN_NAMES):
+        matrix[row] = snapshot.columns[name]
+    return ExecutorState(
+        executor_id=executor_id,
+        iteration=snapshot.iteration,
+        now_us=snapshot.now_us,
+        limits=_limits(snapshot.limits),
+        num_free_blocks=snapshot.num_free_blocks,
+        num_free_swap_blocks=snapshot.num_free_swap_blocks,
+        latency=None if snapshot.latency is None else _model(snapshot.latency),
+        requests=Requests(matrix),
+        prefixes=NO_PREFIXES if snapshot.common_prefixes is None else _prefixes(snapshot.common_prefixes),
+        tenants=Tenants(snapshot.tenants, np.ones(len(snapshot.tenants)), snapshot.tenant_service),
+    )
+
+
+@lru_cache(maxsize=16)  # of kinds of executors there are few
+def _limits(limits: Limits) -> ExecutorLimits:
+    return ExecutorLimits(
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_swap_blocks=limits.num_swap_blocks,
+        max_model_len=limits.max_model_len,
+        max_num_waiting=limits.max_num_waiting,
+    )
 
 
 @lru_cache(maxsize=16)

@@ -56,8 +56,9 @@ class Outlook(NamedTuple):
     """What is known of the time ahead. Times are of the executor's clock, as in states.
 
     `stops_after`: [num_requests] tokens of each answer. `client`: [num_requests] whom its tokens are counted for.
-    `wait_us`: by how much the first pass begins late, for its plan. `most_new_blocks`: as many as may be taken.
-    `may_decide` False: only passes whose plans are certain. `iteration`: of the first pass.
+    `until_us`: when the last pass must begin before. `wait_us`: by how much the first pass begins late, for its plan.
+    `iteration`: of the first pass. `most_new_blocks`: as many as may be taken. `has_news`: the first pass is planned.
+    `may_decide` False: only passes whose plans are certain.
     """
 
     stops_after: IntArray
@@ -70,22 +71,28 @@ class Outlook(NamedTuple):
     may_decide: bool
 
 
+class Progress(NamedTuple):
+    """[num_requests] what becomes of each: tokens that ran, when it had its last and its first one, the longest time
+    between two. The first is 0 where it is of another time.
+    """
+
+    num_run: IntArray
+    last_token_us: IntArray
+    first_token_us: IntArray
+    max_gap_us: IntArray
+
+
 class Passes(NamedTuple):
     """What is recorded of the passes, and room for more.
 
     `figures`: [NUM_FIGURES, MOST_PASSES]. `served`: [num_clients, MOST_PASSES] tokens. `gaps`: [2, n] times between two
-    tokens of an answer, and how many there were. `num_run`, `last_token_us`, `max_gap_us`, `first_token_us`:
-    [num_requests]; the last is 0 where the first token is of another time. `finished`: who is complete, in order;
-    `counts`: of passes, gaps, finished and plans.
+    tokens of an answer, and how many there were. `finished`: who is complete, in order; `counts`: of passes, gaps,
+    finished and plans.
     """
 
     figures: IntArray
     served: IntArray
     gaps: IntArray
-    num_run: IntArray
-    last_token_us: IntArray
-    max_gap_us: IntArray
-    first_token_us: IntArray
     finished: IntArray
     counts: IntArray
 
@@ -93,27 +100,28 @@ class Passes(NamedTuple):
 NUM_PASSES, NUM_GAPS, NUM_FINISHED, NUM_PLANS = range(4)
 
 
-def room_for(num_clients: int, last_token_us: IntArray, max_gap_us: IntArray) -> Passes:
-    """Room to record passes in. `last_token_us`, `max_gap_us`: as they are before."""
-    num_requests = len(last_token_us)
+def progress_from(last_token_us: IntArray, max_gap_us: IntArray) -> Progress:
+    """Where nothing was played yet. `last_token_us`, `max_gap_us`: as they are before; both are changed."""
+    num_run, first_token_us = np.zeros((2, len(last_token_us)), dtype=np.int64)
+    return Progress(num_run, last_token_us, first_token_us, max_gap_us)
+
+
+def room_for(num_clients: int, num_requests: int) -> Passes:
+    """Room to record passes in."""
     return Passes(
         np.empty((NUM_FIGURES, MOST_PASSES), dtype=np.int64),
         np.zeros((num_clients, MOST_PASSES), dtype=np.int64),
         np.empty((2, MOST_GAPS + num_requests), dtype=np.int64),
-        np.zeros(num_requests, dtype=np.int64),
-        last_token_us,
-        max_gap_us,
-        np.zeros(num_requests, dtype=np.int64),
         np.empty(num_requests, dtype=np.int64),
         np.zeros(4, dtype=np.int64),
     )
 
 
 @entry
-def play(case: Case, outlook: Outlook, passes: Passes) -> bool:
+def play(case: Case, outlook: Outlook, progress: Progress, passes: Passes) -> bool:
     """Play quiet passes until one is not, an answer is complete, or time or the room for records comes to an end.
 
-    Changes the tables of `case`, and `passes`. Returns whether the next pass, which is due, is not quiet.
+    Changes the tables of `case`, `progress` and `passes`. Returns whether the next pass, which is due, is not quiet.
     """
     running, by_id, counts = rows_with(RequestStatus.RUNNING, case), np.argsort(case.requests[ID]), passes.counts
     nobody_enters, most_new_blocks = _nobody_can_enter(running, case), outlook.most_new_blocks
@@ -128,7 +136,7 @@ def play(case: Case, outlook: Outlook, passes: Passes) -> bool:
             return True
         most_new_blocks -= num_blocks
         counts[NUM_PLANS] += not is_certain
-        end_us = _run(turn, num_blocks, outlook, passes, case)
+        end_us = _run(turn, num_blocks, outlook, progress, passes, case)
         case = Case(  # records cannot be handed back by a function
             case.requests,
             case.rank,
@@ -227,7 +235,7 @@ def _num_new_blocks(turn: _Turn, case: Case) -> int:
 
 
 @compiled
-def _run(turn: _Turn, num_new_blocks: int, outlook: Outlook, passes: Passes, case: Case) -> int:
+def _run(turn: _Turn, num_new_blocks: int, outlook: Outlook, progress: Progress, passes: Passes, case: Case) -> int:
     """Carry a pass out in the tables of the case, and record it. Returns when it ends."""
     requests, count = case.requests, passes.counts[NUM_PASSES]
     duration_us = _duration_us(turn, outlook, passes, case)
@@ -242,9 +250,9 @@ def _run(turn: _Turn, num_new_blocks: int, outlook: Outlook, passes: Passes, cas
         requests[LAST_RUN_ITERATION, row] = outlook.iteration + count
         case.service[requests[TENANT, row]] += num_tokens
         passes.served[outlook.client[row], count] += num_tokens
-        passes.num_run[row] += num_tokens
+        progress.num_run[row] += num_tokens
         if gets_token:
-            _note_token(row, end_us, passes, case)
+            _note_token(row, end_us, progress, passes, case)
             if requests[NUM_OUTPUT_TOKENS, row] >= outlook.stops_after[row]:
                 passes.finished[passes.counts[NUM_FINISHED]] = row
                 passes.counts[NUM_FINISHED] += 1
@@ -280,11 +288,11 @@ def _duration_us(turn: _Turn, outlook: Outlook, passes: Passes, case: Case) -> i
 
 
 @rule
-def _note_token(row: int, end_us: int, passes: Passes, case: Case) -> None:
+def _note_token(row: int, end_us: int, progress: Progress, passes: Passes, case: Case) -> None:
     """It has one more token at this time."""
-    gaps, gap_us = passes.gaps, end_us - passes.last_token_us[row]
+    gaps, gap_us = passes.gaps, end_us - progress.last_token_us[row]
     if case.requests[NUM_OUTPUT_TOKENS, row] == 0:
-        passes.first_token_us[row] = end_us
+        progress.first_token_us[row] = end_us
     else:
         last = passes.counts[NUM_GAPS] - 1
         if last >= 0 and gaps[0, last] == gap_us:  # as most of a batch
@@ -293,6 +301,6 @@ def _note_token(row: int, end_us: int, passes: Passes, case: Case) -> None:
             gaps[0, last + 1] = gap_us
             gaps[1, last + 1] = 1
             passes.counts[NUM_GAPS] += 1
-        passes.max_gap_us[row] = max(passes.max_gap_us[row], gap_us)
+        progress.max_gap_us[row] = max(progress.max_gap_us[row], gap_us)
     case.requests[NUM_OUTPUT_TOKENS, row] += 1
-    passes.last_token_us[row] = end_us
+    progress.last_token_us[row] = end_us

@@ -90,6 +90,19 @@ def test_passes_played_ahead_are_what_a_plan_for_each_gives(name: str, scope: Pr
     assert fast.num_plans < plain.num_plans or POLICIES[name].kv_residency_charge > 0
 
 
+@pytest.mark.parametrize("scope", [PrefixScope.SHARED, PrefixScope.OFF], ids=lambda scope: scope.name)
+@pytest.mark.parametrize("placement", Placement, ids=lambda placement: placement.name)
+def test_who_places_sees_executors_that_were_played_ahead_as_they_are(placement: Placement, scope: PrefixScope) -> None:
+    workload = drawn_workload(40, mean_gap_ms=8, seed=3).bounded_by(50)
+    hardware = hardware_of(num_blocks=96, num_swap_blocks=30, max_num_seqs=4, max_model_len=1300, prefix_scope=scope)
+    fleet = Fleet(hardware=hardware, num_executors=3, placement=placement)
+
+    ahead, plain = (simulate(workload, fleet, FIFO, play_ahead=ahead) for ahead in (True, False))
+
+    assert tables(ahead) == tables(plain)
+    assert ahead.num_plans < plain.num_plans
+
+
 def test_passes_played_ahead_end_where_a_deadline_passes() -> None:
     workload = drawn_workload(24, mean_gap_ms=30)
     workload = replace(workload, deadline_us=np.where(workload.tenant == 0, 150_000, 0))
