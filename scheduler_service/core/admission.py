@@ -61,7 +61,7 @@ def num_candidates(room: Room, case: Case) -> int:
     """How many of the queue to look at: one more than may enter, so that the last can be told what it lacks."""
     if room.ran_out:
         return 1
-    most = max(min(room.num_seqs, room.tokens.num_tokens), 0)
+    most = max(min(room.num_seqs, room.tokens.num_tokens + room.num_given), 0)
     if case.policy.preemption == Preemption.FOR_PRIORITY:
         most += len(room.on_device)
     return 1 + most + (LOOK_AHEAD if most > 0 and case.policy.head_of_line != HeadOfLine.STRICT else 0)
@@ -78,6 +78,12 @@ def enter(candidates: IntArray, room: Room, case: Case) -> Entering:
         rows, num_tokens = joined(rows, passing.rows), joined(num_tokens, passing.num_tokens)
         num_blocks_left -= passing.num_blocks
     return Entering(rows, num_tokens, count, num_blocks_left, claims.missing)
+
+
+@compiled
+def with_tokens(entering: Entering, num_tokens: IntArray) -> Entering:
+    """The same with other tokens."""
+    return Entering(entering.rows, num_tokens, entering.num_in_turn, entering.num_blocks_left, entering.missing)
 
 
 @lean

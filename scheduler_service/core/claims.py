@@ -2,8 +2,8 @@
 
 A request fits if
 
-- the running set has a place for it, the token budget has a token left for its phase, and no limit on prefills stands
-  against it;
+- the running set has a place for it, the token budget has a token left for its phase, or prompts in progress give one
+  up (`giving_way.py`), and no limit on prefills stands against it;
 - free blocks cover all that is held for it (`memory.tokens_to_hold`), beside what is held for all that run, load or
   enter before it, and beside what is kept free (`memory.kept_free`). So nobody starts on a first chunk that fits when
   the whole prompt does not. Free blocks that one that enters before it would reuse too are taken up by that one
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from scheduler_service.core.cached_prefixes import blocks_taken_by, count_in, nobody_enters
 from scheduler_service.core.case import UNBOUNDED, Case, in_decode, rows_with
-from scheduler_service.core.chunking import chunk_wanted
 from scheduler_service.core.compiled import compiled, lean
 from scheduler_service.core.composition import TokensLeft, less, tokens_left
 from scheduler_service.core.eviction import RunningSet
 from scheduler_service.core.executor_plan import Reason
+from scheduler_service.core.giving_way import least_wanted, num_given_up
 from scheduler_service.core.memory import blocks_held, blocks_taken_up, kept_free
 from scheduler_service.core.rows import joined, total, zeros
 from scheduler_service.core.state import IntArray, RequestStatus
@@ -33,6 +33,7 @@ class Room(NamedTuple):
 
     `num_blocks`: free ones, less those that are held for those on the device. `num_prefills`: prefills that may still
     join the pass. `num_users`: [num_prefixes] those that have entered, by the cached prefixes that they reuse.
+    `num_given`: tokens that prompts in progress give up for those that enter with one.
     """
 
     on_device: IntArray
@@ -41,6 +42,7 @@ class Room(NamedTuple):
     num_seqs: int
     num_prefills: int
     tokens: TokensLeft
+    num_given: int
     ran_out: bool
 
 
@@ -63,6 +65,7 @@ def room_beside(running: RunningSet, case: Case) -> Room:
         case.limits.max_num_seqs - len(kept) - len(loading),
         num_prefills,
         tokens_left(kept, running.num_tokens, case),
+        num_given_up(kept, running.num_tokens, case),
         running.ran_out,
     )
 
@@ -106,12 +109,13 @@ def claims_of(candidates: IntArray, room: Room, case: Case, admission: int) -> C
     left_blocks, left_prefills = room.num_blocks, room.num_prefills
     for place in range(len(candidates)):
         row = candidates[place]
-        decodes, want = in_decode(case, row), chunk_wanted(case, row)
-        granted = min(want, left)
+        decodes, want = in_decode(case, row), least_wanted(case, row)
+        given = 0 if decodes else room.num_given
+        granted = min(want, left + given)
         if phase != _Phase.ANY:
-            granted = min(want, left_to_phase)
+            granted = min(want, left_to_phase + given)
         elif not decodes:
-            granted = min(granted, left_to_phase)
+            granted = min(granted, left_to_phase + given)
         needed = blocks_taken_up(case, row, admission) - blocks_taken_by(case, row, num_users)
         free = left_blocks - kept_free(case, row, len(room.on_device) + place)
         missing = NOTHING
@@ -171,5 +175,6 @@ def less_room(room: Room, entering: IntArray, claims: Claims, case: Case) -> Roo
         room.num_seqs - len(entering),
         room.num_prefills - num_prefills,
         less(room.tokens, num_prefill_tokens, num_decode_tokens),
+        room.num_given,
         room.ran_out,
     )

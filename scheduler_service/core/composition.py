@@ -54,7 +54,8 @@ def holds_one_phase(composition: int) -> bool:
 
 
 @rule
-def _prefills_lead(composition: int) -> bool:
+def prefills_lead(composition: int) -> bool:
+    """Whether prefills take their tokens before decodes do."""
     return composition == BatchComposition.PREFILL_FIRST or composition == BatchComposition.SEPARATE
 
 
@@ -70,7 +71,7 @@ def share_tokens(running: IntArray, case: Case) -> IntArray:
         else:
             prefills[place] = chunk_wanted(case, row)
     most_prefill_tokens = prefill_budget(running, case)
-    if _prefills_lead(composition):
+    if prefills_lead(composition):
         prefills = share_among_prefills(prefills, most_prefill_tokens, case)
         left = budget - total(prefills)
         if composition == BatchComposition.SEPARATE and left < budget:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 from scheduler_service.core.policy import Ordering, Policy
 from scheduler_service.core.state import ExecutorState, RequestStatus
 
@@ -18,8 +16,9 @@ def lateness_ranks(executor: ExecutorState, policy: Policy) -> list[int]:
         return [0] * len(table)
     arrivals, lacking = [_near(time) for time in table.arrival_time_us.tolist()], _lacking(executor)
     waited = [_near(executor.now_us) - arrival for arrival in arrivals]
-    is_waiting, in_decode = table.status == RequestStatus.WAITING, _in_decode(executor)
+    is_waiting = table.status == RequestStatus.WAITING
     aging_us = round(min(max(policy.aging_seconds * 1e6, 1.0), 2.0**62))
+    target_us = policy.target_time_to_first_token_us
     young = [
         row
         for row in range(len(table))
@@ -28,39 +27,51 @@ def lateness_ranks(executor: ExecutorState, policy: Policy) -> list[int]:
     ranks = [arrival - _CLASS for arrival in arrivals]
     for row in young:
         ranks[row] = _CLASS + min(lacking[row], _FARTHEST)
-    num_tokens = sum(lacking[row] for row in set(range(len(table))) - set(young) if not in_decode[row])
-    token_us, longest_first = _prefill_token_time_us(executor, policy), list[tuple[int, int, int]]()
-    by_arrival = sorted(young, key=lambda row: (int(table.arrival_time_us[row]), int(table.id[row])))
-    for place, row in enumerate(by_arrival):
-        left_us = policy.target_time_to_first_token_us - waited[row]
-        if left_us < 0:
+    prompts = [0 if decodes else tokens for decodes, tokens in zip(_in_decode(executor), lacking, strict=True)]
+    num_tokens = sum(prompts[row] for row in set(range(len(table))) - set(young))
+    token_us, pass_tokens = _prefills_of_a_pass(executor, policy)
+    in_time: list[tuple[int, int, int]] = []
+
+    def ends_in_time(row: int, num_until_then: int) -> bool:
+        num_passes_before = (lacking[row] - 1) // policy.chunk_size_tokens
+        most_beside = float(num_passes_before) * float(max(pass_tokens - policy.chunk_size_tokens, 0))
+        beside = min(most_beside, float(sum(prompts) - num_until_then))
+        return (num_until_then + beside) * token_us <= float(target_us - waited[row])
+
+    for place, row in enumerate(sorted(young, key=lambda row: (int(table.arrival_time_us[row]), int(table.id[row])))):
+        if waited[row] > target_us:
             continue
-        heapq.heappush(longest_first, (-lacking[row], -place, row))
-        num_tokens += lacking[row]
-        while longest_first and num_tokens * token_us > float(left_us):
-            num_tokens += heapq.heappop(longest_first)[0]
-    for _, _, row in longest_first:
+        with_it = num_tokens + lacking[row]
+        if not ends_in_time(row, with_it):
+            longest = min(in_time, default=(0, 0, 0))
+            with_it += longest[0]
+            if -longest[0] <= lacking[row] or not ends_in_time(row, with_it):
+                continue
+            in_time.remove(longest)
+        in_time.append((-lacking[row], -place, row))
+        num_tokens = with_it
+    for _, _, row in in_time:
         ranks[row] = arrivals[row]
     return ranks
 
 
-def _prefill_token_time_us(executor: ExecutorState, policy: Policy) -> float:
-    """What a prompt token takes in a pass that holds as many as the policy lets it."""
+def _prefills_of_a_pass(executor: ExecutorState, policy: Policy) -> tuple[float, int]:
+    """What a prompt token takes in a pass that holds as many as the policy lets it, and how many these are."""
     latency = executor.latency
     if latency is None:
-        return 0.0
+        return 0.0, 0
     most, table = executor.limits.max_num_batched_tokens, executor.requests
     token_us, pass_us = min(latency.prefill_token_us, _MOST_US), min(latency.pass_us, _MOST_US)
     runs = table.status == RequestStatus.RUNNING
     decodes = [row for row, decodes in enumerate(_in_decode(executor)) if decodes and runs[row]]
     if not decodes:
-        return pass_us / most + token_us
+        return pass_us / most + token_us, most
     num_kv_tokens = sum(int(table.num_computed_tokens[row]) for row in decodes)
     decodes_us = latency.pass_us + len(decodes) * latency.decode_request_us + num_kv_tokens * latency.kv_token_us
     decodes_us = min(decodes_us, _MOST_US)
     target, slowdown = policy.target_inter_token_latency_us, policy.max_inter_token_slowdown
     if (target is None and slowdown == 0) or latency.prefill_token_us == 0:
-        return decodes_us / most + token_us
+        return decodes_us / most + token_us, most
     num_waiting = int((table.status == RequestStatus.WAITING).sum())
     num_prompts = max(num_waiting + int(runs.sum()) - len(decodes), 1)
     if slowdown == 0 and target is not None:
@@ -70,7 +81,8 @@ def _prefill_token_time_us(executor: ExecutorState, policy: Policy) -> float:
     else:
         most_us = min(slowdown, 1.0 + num_prompts) * decodes_us
     num_tokens = max((most_us - decodes_us) / latency.prefill_token_us, float(executor.limits.block_size))
-    return decodes_us / int(min(num_tokens, float(most))) + token_us
+    num_in_pass = int(min(num_tokens, float(most)))
+    return decodes_us / num_in_pass + token_us, num_in_pass
 
 
 def _near(time_us: int) -> int:

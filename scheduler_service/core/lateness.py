@@ -10,7 +10,9 @@ Before both stand, by arrival, those that have run before, whose readers wait al
 `aging_seconds`: nobody is passed by one that arrives later than that after it.
 
 How fast prompts are computed is what this pass would do: its prefill tokens over its time, by the latency model.
-Without a model nothing takes time, and only who has waited for longer than the target is late.
+Without a model nothing takes time, and only who has waited for longer than the target is late. Where chunks are smaller
+than the pass a prompt of several shares its passes with those behind it, and ends later by what these compute until
+its last chunk: so much is counted for it alone, and it does not become one of those in time at the cost of two.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from scheduler_service.core.case import (
     rows_with,
 )
 from scheduler_service.core.compiled import compiled, rule
-from scheduler_service.core.composition import prefill_token_time_us
+from scheduler_service.core.composition import prefill_budget, prefill_token_time_us
 from scheduler_service.core.sorting import places_in_order
 from scheduler_service.core.state import IntArray, RequestStatus
 
@@ -42,43 +44,59 @@ _BEFORE_ALL, _IN_TIME, _LATE = -(2**61), 0, 2**61
 @compiled
 def rank_fewest_late(rank: IntArray, case: Case) -> None:
     """Write what FEWEST_LATE ranks by, which looks at all prompts together."""
-    num_ahead, newcomers, count = 0, np.empty(len(rank), dtype=np.int64), 0
+    num_ahead, num_in_all, newcomers, count = 0, 0, np.empty(len(rank), dtype=np.int64), 0
     for row in range(len(rank)):
+        num_tokens = 0 if in_decode(case, row) else num_lacking_tokens(case, row)
+        num_in_all += num_tokens
         is_new = case.requests[STATUS, row] == RequestStatus.WAITING and not ran_before(case, row)
         if is_new and _waited_us(case, row) < case.policy.aging_us:
-            rank[row] = _LATE + min(num_lacking_tokens(case, row), _FARTHEST)
+            rank[row] = _LATE + min(num_tokens, _FARTHEST)
             if _waited_us(case, row) <= case.policy.target_time_to_first_token_us:
                 newcomers[count] = row
                 count += 1
         else:
             rank[row] = _BEFORE_ALL + _arrival_us(case, row)
-            if not in_decode(case, row):
-                num_ahead += num_lacking_tokens(case, row)
-    for row in _in_time(newcomers[:count], num_ahead, case):
+            num_ahead += num_tokens
+    for row in _in_time(newcomers[:count], num_ahead, num_in_all, case):
         if row >= 0:
             rank[row] = _IN_TIME + _arrival_us(case, row)
 
 
 @compiled
-def _in_time(newcomers: IntArray, num_ahead: int, case: Case) -> IntArray:
-    """Rows in order of arrival, -1 in the place of those that are late. `num_ahead`: prompt tokens before them all."""
+def _in_time(newcomers: IntArray, num_ahead: int, num_in_all: int, case: Case) -> IntArray:
+    """Rows in order of arrival, -1 in the place of those that are late.
+
+    `num_ahead`: prompt tokens before them all, `num_in_all`: of everyone.
+    """
     keys = np.empty((2, len(newcomers)), dtype=np.int64)
     for place in range(len(newcomers)):
         keys[0, place] = case.requests[ARRIVAL_TIME_US, newcomers[place]]
         keys[1, place] = case.requests[ID, newcomers[place]]
-    order, token_us = places_in_order(keys), prefill_token_time_us(rows_with(RequestStatus.RUNNING, case), case)
+    running = rows_with(RequestStatus.RUNNING, case)
+    order, token_us = places_in_order(keys), prefill_token_time_us(running, case)
+    most_beside = float(max(prefill_budget(running, case) - case.policy.chunk_size_tokens, 0))
     longest_first = [(0, 0) for _ in range(0)]  # none yet; machine code has to know of what
     rows, num_tokens = np.empty(len(newcomers), dtype=np.int64), num_ahead
     for place in range(len(newcomers)):
         row = newcomers[order[place]]
+        lacking = num_lacking_tokens(case, row)
+        left_us = float(case.policy.target_time_to_first_token_us - _waited_us(case, row))
+        # All chunks but the last share their passes with others, as far as there are any.
+        beside = float((lacking - 1) // case.policy.chunk_size_tokens) * most_beside
+        with_it = num_tokens + lacking
         rows[place] = row
-        heapq.heappush(longest_first, (-num_lacking_tokens(case, row), -place))
-        num_tokens += num_lacking_tokens(case, row)
-        left_us = case.policy.target_time_to_first_token_us - _waited_us(case, row)
-        while len(longest_first) > 0 and num_tokens * token_us > float(left_us):
-            less_tokens, less_place = heapq.heappop(longest_first)
-            num_tokens += less_tokens
-            rows[-less_place] = -1
+        if (with_it + min(beside, float(num_in_all - with_it))) * token_us <= left_us:
+            num_tokens = with_it
+            heapq.heappush(longest_first, (-lacking, -place))
+            continue
+        longest, its_place = longest_first[0] if len(longest_first) > 0 else (0, 0)
+        with_it += longest
+        if -longest > lacking and (with_it + min(beside, float(num_in_all - with_it))) * token_us <= left_us:
+            num_tokens = with_it
+            heapq.heapreplace(longest_first, (-lacking, -place))
+            rows[-its_place] = -1
+        else:
+            rows[place] = -1
     return rows
 
 

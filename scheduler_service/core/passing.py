@@ -95,7 +95,9 @@ def _fit_alone(rows: IntArray, room: Room, case: Case, admission: int) -> BoolAr
     for place in range(len(rows)):
         row = rows[place]
         decodes = in_decode(case, row)
-        left = room.tokens.num_decode_tokens if decodes else room.tokens.num_prefill_tokens
+        left = room.tokens.num_decode_tokens
+        if not decodes:
+            left = room.tokens.num_prefill_tokens + room.num_given
         num_blocks = room.num_blocks - kept_free(case, row, len(room.on_device))
         has_slot = decodes or room.num_prefills > 0
         needed = blocks_taken_up(case, row, admission) - blocks_taken_by(case, row, room.num_users)
@@ -270,4 +272,13 @@ def _passes(case: Case, row: int, num_outputs: int) -> int:
 
 @compiled
 def _with_blocks(room: Room, num_blocks: int) -> Room:
-    return Room(room.on_device, room.num_users, num_blocks, room.num_seqs, room.num_prefills, room.tokens, room.ran_out)
+    return Room(
+        room.on_device,
+        room.num_users,
+        num_blocks,
+        room.num_seqs,
+        room.num_prefills,
+        room.tokens,
+        room.num_given,
+        room.ran_out,
+    )

@@ -9,8 +9,8 @@
     6. schedule  who runs, in the policy's order, with the drafts that cost nobody anything; and the pass in figures
 
 The rules are told where they live, in this order: `rank.py`, `rejection.py`, `composition.py` and `chunking.py`,
-`eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py`,
-`cached_prefixes.py` and `passing.py`, `preemption.py`, `surge.py`, `drafts.py`. They are plain loops over the rows of a
+`eviction.py` and `victims.py`, `shared_prefix.py`, `admission.py`, `claims.py`, `memory.py`, `cached_prefixes.py`,
+`giving_way.py` and `passing.py`, `preemption.py`, `surge.py`, `drafts.py`. They are plain loops over the rows of a
 table, about one request at a time, which `compiled.py` makes machine code of; Python calls it once a plan.
 """
 
@@ -20,7 +20,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.core import admission, composition, drafts, eviction, preemption, rejection, shared_prefix, surge
+from scheduler_service.core import (
+    admission,
+    composition,
+    drafts,
+    eviction,
+    giving_way,
+    preemption,
+    rejection,
+    shared_prefix,
+    surge,
+)
 from scheduler_service.core.case import ID, STATUS, Case, case_of, in_decode, rows_with
 from scheduler_service.core.chunking import reason_to_run
 from scheduler_service.core.claims import NOTHING, Missing, room_beside
@@ -117,7 +127,9 @@ def decide(case: Case) -> Decision:
     mark(is_rejected, rejected.rows, True)
 
     missing = admission.what_is_missing(entering, held.rows, is_rejected, case)
-    num_tokens = composition.give_way(stay.kept, stay.num_tokens, entering.rows, entering.num_tokens, case)
+    shares = giving_way.beside_each_other(stay.kept, stay.num_tokens, entering.rows, entering.num_tokens, case)
+    entering = admission.with_tokens(entering, shares.entering)
+    num_tokens = composition.give_way(stay.kept, shares.running, entering.rows, entering.num_tokens, case)
     num_tokens = drafts.with_drafts(stay.kept, num_tokens, entering, missing, stay.ran_out, case)
     batch = _batch(stay.kept, num_tokens, entering, case)
     figures = _figures(batch, case)

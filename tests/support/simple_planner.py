@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from scheduler_service.core.facts import RequestFacts, blocks_counted_twice, ceil_div, request_facts
-from scheduler_service.core.policy import Admission, Policy, Preemption
+from scheduler_service.core.policy import Admission, Policy, Preemption, PrefillSharing
 from scheduler_service.core.state import ExecutorState, RequestStatus
 
 
@@ -107,9 +107,16 @@ class SimplePlanner:
             tokens[request.id] = 1
         left = budget - sum(tokens.values())
         prefills = [request for request in running if not request.in_decode]
-        for request in prefills[: self.policy.max_num_partial_prefills]:
-            tokens[request.id] = min(request.most_tokens(self.policy), left)
-            left -= tokens[request.id]
+        return tokens | self.share_prefills(prefills[: self.policy.max_num_partial_prefills], left)
+
+    def share_prefills(self, prefills: list[RequestFacts], left: int) -> dict[int, int]:
+        tokens = dict.fromkeys((request.id for request in prefills), 0)
+        share_alike = self.policy.prefill_sharing is PrefillSharing.EQUAL
+        while left > 0 and (lacking := [r for r in prefills if tokens[r.id] < r.most_tokens(self.policy)]):
+            for request in lacking:
+                given = min(1, left) if share_alike else min(request.most_tokens(self.policy), left)
+                tokens[request.id] += given
+                left -= given
         return tokens
 
     def enter(self, queue: list[RequestFacts], stay: list[RequestFacts], tokens: dict[int, int]) -> list[int]:
@@ -118,22 +125,40 @@ class SimplePlanner:
         num_running = len(stay) + len(self.loading())
         num_prefills = sum(not request.in_decode and tokens[request.id] > 0 for request in stay)
         most_prefills = self.policy.max_num_partial_prefills or self.limits.max_num_seqs + len(self.requests)
+        most_given = 0
+        if self.policy.prefill_sharing is PrefillSharing.EQUAL:
+            most_given = sum(max(tokens[r.id] - self.limits.block_size, 0) for r in stay if not r.in_decode)
         entered: list[RequestFacts] = []
         for request in queue:
+            given = 0 if request.in_decode else most_given
             num_prefills += not request.in_decode
             shared = blocks_counted_twice([*entered, request]) - blocks_counted_twice(entered)
             need = request.blocks_held(self.limits, self.policy) - shared
-            if num_running >= self.limits.max_num_seqs or left <= 0 or num_prefills > most_prefills:
+            if num_running >= self.limits.max_num_seqs or left + given <= 0 or num_prefills > most_prefills:
                 break
             if need > self.free - self.kept_free(request, num_running):
                 self.blocks_are_wanted = True
                 break
-            tokens[request.id] = min(request.lacks, self.policy.chunk_size_tokens, left)
-            left -= tokens[request.id]
+            tokens[request.id] = min(self.least_wanted(request), left + given)
+            left -= self.least_wanted(request)
             self.free -= need
             num_running += 1
             entered.append(request)
+        if entered and self.policy.prefill_sharing is PrefillSharing.EQUAL:
+            self.share_anew(stay, entered, tokens)
         return [request.id for request in entered]
+
+    def least_wanted(self, request: RequestFacts) -> int:
+        want = min(request.lacks, self.policy.chunk_size_tokens)
+        share_alike = self.policy.prefill_sharing is PrefillSharing.EQUAL and not request.in_decode
+        return min(want, self.limits.block_size) if share_alike else want
+
+    def share_anew(self, stay: list[RequestFacts], entered: list[RequestFacts], tokens: dict[int, int]) -> None:
+        """EQUAL: among those in progress and those that enter."""
+        prompts = [r for r in [*stay, *entered] if not r.in_decode and tokens[r.id] > 0]
+        decodes = [r for r in [*stay, *entered] if r.in_decode]
+        left = self.limits.max_num_batched_tokens - sum(tokens[r.id] for r in decodes)
+        tokens |= self.share_prefills(prompts, left)
 
     def loading(self) -> list[RequestFacts]:
         return [request for request in self.requests if request.status is RequestStatus.LOADING]

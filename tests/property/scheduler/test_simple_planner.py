@@ -32,6 +32,9 @@ def known_to_both(random: Random) -> tuple[ExecutorState, Policy]:
         "watermark",
         "chunk_size_tokens",
         "max_num_partial_prefills",
+        "prefill_sharing",
+        "target_time_to_first_token_us",
+        "ordering_within_tenant",
         "hold_for_shared_prefix",
     )
     policy = Policy(**{name: getattr(drawn, name) for name in kept})

@@ -118,6 +118,31 @@ def test_equal_sharing_lets_all_prompts_advance() -> None:
 
 
 @pytest.mark.parametrize(
+    ("composition", "num_decodes"),
+    [
+        (BatchComposition.MIXED, 2),
+        (BatchComposition.PREFILL_FIRST, 0),
+        (BatchComposition.DECODE_FIRST, 2),
+        (BatchComposition.SEPARATE, 0),
+    ],
+)
+def test_equal_sharing_lets_in_who_waits_beside_a_chunk_that_fills_the_pass(
+    composition: BatchComposition, num_decodes: int
+) -> None:
+    """As long as tokens are left once each has a block of 16: for three of the four that wait beside the first."""
+    rows = [running(1), running(2), prefilling(3, 200), *(waiting(id, num_prompt_tokens=90) for id in (4, 5, 6, 7))]
+    state = executor_of(*rows, max_num_batched_tokens=60)
+    policy = Policy(prefill_sharing=PrefillSharing.EQUAL, batch_composition=composition)
+    share = {id: num_tokens for id, num_tokens in tokens(plan_executor(state, policy)).items() if id > 2}
+    assert sum(share.values()) == (0 if composition is BatchComposition.DECODE_FIRST else 60 - num_decodes)
+    if composition is not BatchComposition.DECODE_FIRST:
+        assert list(share) == [3, 4, 5, 6]
+        assert max(share.values()) - min(share.values()) <= 1
+    first_come = plan_executor(state, replace(policy, prefill_sharing=PrefillSharing.FIRST_COME))
+    assert not tokens(first_come).keys() & {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
     ("target_us", "num_tokens"),
     [(1390, 35), (1050, 16), (1, 16), (10**9, 64 - 2)],
 )

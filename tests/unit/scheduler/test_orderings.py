@@ -244,6 +244,24 @@ def test_who_runs_or_decodes_is_counted_before_those_that_wait() -> None:
     assert in_time(executor_of(*two, latency=LATENCY, max_num_batched_tokens=64), beside) == set()
 
 
+def test_chunks_that_share_a_pass_end_later_by_what_is_computed_beside_them() -> None:
+    """Of 60 tokens in chunks of 16 three share a pass of 64 tokens with others, as far as there are any."""
+    sides = replace(FEWEST_LATE, chunk_size_tokens=16, target_time_to_first_token_us=2600)
+    rows = [waiting(1, arrival_time_us=NOW_US, num_prompt_tokens=60)]
+    rows += [waiting(id, arrival_time_us=NOW_US, num_prompt_tokens=10) for id in (2, 3, 4, 5)]
+    state = executor_of(*rows, latency=LATENCY, max_num_batched_tokens=64)
+    # 100 tokens take 2,563 us one after the other, and the long one ends as late as that where all go on beside it.
+    assert in_time(state, sides) == {1, 2, 3, 4, 5}
+    shorter = replace(sides, target_time_to_first_token_us=2200)
+    assert in_time(state, shorter) == {2, 3, 4, 5}
+    # With chunks as large as the pass it would end first, at 1,538 us, and two of the short ones after it.
+    alone = executor_of(*rows[:3], latency=LATENCY, max_num_batched_tokens=64)
+    assert in_time(alone, replace(shorter, chunk_size_tokens=64)) == {1, 2, 3}
+    # Beside two of these it ends with them.
+    assert in_time(alone, shorter) == {1, 2, 3}
+    assert in_time(alone, replace(shorter, target_time_to_first_token_us=1600)) == {2, 3}
+
+
 def test_who_ran_before_or_has_waited_for_the_aging_comes_before_those_in_time() -> None:
     newcomer = waiting(1, arrival_time_us=NOW_US, num_prompt_tokens=4)
     waited = waiting(2, arrival_time_us=NOW_US - 500_000, num_prompt_tokens=60)

@@ -252,10 +252,10 @@ def test_those_that_decode_take_turns_where_the_budget_does_not_hold_them() -> N
 
 
 def test_prompts_that_share_alike_let_the_short_one_end_sooner_and_the_long_one_later() -> None:
-    """All three run when they share: the first pass begins them one after the other."""
+    """The long one comes first, with chunks that fill the pass; under EQUAL the others begin beside it all the same."""
     workload = workload_of((0, 2000, 2), (0, 200, 2), (0, 200, 2))
     in_turn, alike = (
-        ttfts_ms(played(workload, f"chunk_size_tokens=120,prefill_sharing={sharing}"))
+        ttfts_ms(played(workload, f"chunk_size_tokens=128,prefill_sharing={sharing}"))
         for sharing in ("FIRST_COME", "EQUAL")
     )
 

@@ -451,7 +451,8 @@ export enum PrefillSharing {
   FIRST_COME = 1,
 
   /**
-   * All prefills in progress advance alike.
+   * All prefills advance alike, those of requests that enter included. Who waits enters beside those in progress as long as
+   * tokens are left once each of these has a block of them, or what it lacks where that is less.
    *
    * @generated from enum value: PREFILL_SHARING_EQUAL = 2;
    */
