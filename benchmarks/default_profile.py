@@ -5,10 +5,10 @@
 
 TRACES is a directory with the published traces as CSV (docs/lab/README.md). What is asked, and why these traces, loads
 and targets, is told in docs/lab/targets.md; `--requests` bounds how many of a part are played. First all requests of a
-part are there at once, which gives the capacity; then the loads follow. On eight executors only those of the engines'
-profiles are played that were near the best on one. Each run is a row of `--results`; what has a row is not played
-again, so that a run goes on where it was stopped. Tables of all rows of this half and these estimates are printed at
-the end.
+part are there at once, under the engines' profiles, which gives the capacity; then the loads follow. On eight executors
+only those of the engines' profiles are played that were near the best on one. Each run is a row of `--results`; what
+has a row is not played again, so that a run goes on where it was stopped. Tables of all rows of this half and these
+estimates are printed at the end.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+
+import numpy as np
 
 from harness.profile_cells import (
     ENGINES,
@@ -41,7 +43,7 @@ from harness.profile_cells import (
     write_rows,
 )
 from harness.schedule_bounds import bounds_of
-from metronome_lab.figures import Targets, figures_of
+from metronome_lab.figures import Targets, figures_of, is_good
 from metronome_lab.hardware.profile import load_hardware
 from metronome_lab.order_promise import order_promise
 from metronome_lab.policies import named_policy
@@ -136,10 +138,14 @@ def play(job: Job) -> Row:
     run = Run(name=job.policy, scenario=scenario, fleet=fleet, policy=named_policy(job.policy), keep_iterations=False)
     workload = scenario.workload()
     records = run.play(workload)
-    figures, bounds = figures_of(records, targets), bounds_of(workload, fleet)
+    figures, bounds = figures_of(records, targets), bounds_of(workload, fleet, targets.ttft_us)
+    good = is_good(records, targets)
+    longest = workload.num_prompt_tokens >= np.quantile(workload.num_prompt_tokens, 0.9)
     values: dict[str, object] = {
         "goodput_per_s": round(figures.goodput_per_s, 4),
+        "most_goodput_per_s": round(bounds.goodput_per_s, 4),
         "share_good": round(figures.share_good, 4),
+        "share_good_longest": round(float(good[longest].mean()), 4),
         "share_in_time": round(figures_of(records, replace(targets, itl_us=2**60)).share_good, 4),
         "share_even": round(figures_of(records, replace(targets, ttft_us=2**60)).share_good, 4),
         "requests_per_s": round(figures.requests_per_s, 4),
@@ -189,8 +195,8 @@ def _key_of(part: Part, load: float, policy: str, args: argparse.Namespace) -> K
 
 
 def _at_once(parts: Sequence[Part], policies: Sequence[str], args: argparse.Namespace) -> Iterator[Job]:
-    """All requests of each part on one executor, from the start."""
-    for part, policy in product(parts, policies):
+    """All requests of each part on one executor, from the start. The capacity is that of the engines' profiles."""
+    for part, policy in product(parts, [name for name in policies if name in ENGINES]):
         alone = replace(part, num_executors=1, scenario=replace(part.scenario, estimate_sigma=None))
         yield Job(key=_key_of(alone, math.inf, policy, args), part=alone, policy=policy, rate=AT_ONCE)
 
