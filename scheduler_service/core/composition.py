@@ -16,7 +16,8 @@ leaves of the target when all decodes are paid for, and never below a block, so 
 to it each prompt that is computed or waits gets as long as the decodes get together: one that joins alone makes a pass
 twice as long, and many do not queue behind a bound that was meant for one (docs/adr/0041). Where both are set the
 target bounds what the prompts get together, and the multiple takes its place where the machine is too slow for it:
-where the decodes alone take more than half of it (docs/adr/0042).
+where the decodes alone take more than half of it (docs/adr/0042). Three quarters of the target a pass may always have,
+however few and fast the decodes are: nobody has asked for less (docs/adr/0048).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from scheduler_service.core.state import IntArray, RequestStatus
 
 # A model may hold any figures; above 30 years they make no difference, and products of them stay finite.
 _MOST_US = 1e15
+# Of a target for inter-token latency: what a pass may take for one prompt, too.
+_PART_OF_TARGET = 0.75
 
 
 class TokensLeft(NamedTuple):
@@ -139,7 +142,7 @@ def _most_pass_us(decodes_us: float, slowdown_for_each: float, case: Case) -> fl
     if slowdown == 0:
         return float(target)
     if target != UNBOUNDED and target >= 2 * decodes_us:
-        return min(float(target), slowdown_for_each * decodes_us)
+        return min(float(target), max(slowdown_for_each * decodes_us, _PART_OF_TARGET * target))
     return min(slowdown, slowdown_for_each) * decodes_us
 
 

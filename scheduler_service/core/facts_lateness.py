@@ -77,7 +77,7 @@ def _prefills_of_a_pass(executor: ExecutorState, policy: Policy) -> tuple[float,
     if slowdown == 0 and target is not None:
         most_us = float(target)
     elif target is not None and target >= 2 * decodes_us:
-        most_us = min(float(target), (1.0 + num_prompts) * decodes_us)
+        most_us = min(float(target), max((1.0 + num_prompts) * decodes_us, 0.75 * target))
     else:
         most_us = min(slowdown, 1.0 + num_prompts) * decodes_us
     num_tokens = max((most_us - decodes_us) / latency.prefill_token_us, float(executor.limits.block_size))

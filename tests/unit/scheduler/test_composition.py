@@ -197,7 +197,7 @@ def test_each_prompt_gets_as_long_as_the_decodes_up_to_the_bound(slowdown: float
 
 @pytest.mark.parametrize(
     ("target_us", "num_tokens"),
-    [(2079, 312), (2080, 104), (2600, 156), (9000, 312), (None, 312)],
+    [(2079, 312), (2080, 104), (2600, 156), (4000, 296), (9000, 675 - 104), (None, 312)],
 )
 def test_the_target_bounds_what_all_prompts_get_where_it_leaves_them_as_long_as_the_decodes(
     target_us: int | None, num_tokens: int

@@ -173,7 +173,8 @@ export type Policy = Message<"metronome.scheduler.v1.Policy"> & {
    * model: at 2 prefills take as long as the decodes do. Above 2 each prompt that is computed or waits adds as long as the
    * decodes take, up to this. They always get a block. 0 to 1,000,000. Default: 0, no bound. Beside a target for the
    * inter-token latency the target is the most that a pass takes, where it leaves prefills as long as the decodes take at
-   * least; where it does not, the machine is too slow for it, and this holds in its place.
+   * least; where it does not, the machine is too slow for it, and this holds in its place. Three quarters of the target a
+   * pass may have for one prompt, too.
    *
    * @generated from field: optional double max_inter_token_slowdown = 21;
    */
