@@ -12,6 +12,10 @@ extern "C" {
 void linear_bfloat16(const bfloat16* input, const uint32_t* panels, const float* bias, bfloat16* output,
                      int64_t num_tokens, int64_t dim, int64_t num_outputs);
 
+// head.cpp
+void largest_logits_bfloat16(const uint16_t* input, const uint32_t* panels, int64_t* entries, float* logits,
+                             int64_t num_tokens, int64_t dim, int64_t num_entries);
+
 // cpu.cpp
 void normalise_bfloat16(const bfloat16* input, bfloat16* output, const float* weight, int64_t num_rows, int64_t dim,
                         float epsilon, int32_t rounds_first);

@@ -20,6 +20,10 @@ _SIGNATURES = {
     "linear_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
     "largest_logits_bfloat16": [_POINTER] * 4 + [_SIZE] * 3,
 }
+_SCREEN_SIGNATURES = {
+    "pack_screen_bfloat16": [_POINTER] * 3 + [_SIZE] * 2,
+    "screened_largest_logits_bfloat16": [_POINTER] * 6 + [_SIZE] * 3,
+}
 _PANEL = 32  # outputs of a panel, and inputs of a step
 
 
@@ -32,11 +36,21 @@ class PackedWeight:
     num_outputs: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """A weight [O, I] in 8 bits beside itself, and how much that leaves out: head_screened.cpp."""
+
+    steps: torch.Tensor  # [O * I] uint8
+    bounds: torch.Tensor  # [O * 3] float32
+
+
 class Products:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._arena = Arena()
-        for name, argument_types in _SIGNATURES.items():
+        # Beside tiles 8 bits by vectors would win nothing.
+        self._can_screen = hasattr(library, "pack_screen_bfloat16") and not self.uses_tiles
+        for name, argument_types in (_SIGNATURES | (_SCREEN_SIGNATURES if self._can_screen else {})).items():
             function = getattr(library, name)
             function.argtypes, function.restype = argument_types, None
         self._linear = library.linear_bfloat16
@@ -102,19 +116,33 @@ class Products:
         )
         return output
 
-    def largest_logits(self, states: torch.Tensor, weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    def screen(self, weight: PackedWeight) -> Screen | None:
+        """What `largest_logits` is faster with; None where the processor wins nothing by it. O is a multiple of 32."""
+        if not self._can_screen:
+            return None
+        steps = self._arena.empty(weight.num_outputs * weight.num_inputs, torch.uint8)
+        bounds = self._arena.empty(weight.num_outputs * 3, torch.float32)
+        self._library.pack_screen_bfloat16(
+            weight.panels.data_ptr(), steps.data_ptr(), bounds.data_ptr(), weight.num_outputs, weight.num_inputs
+        )
+        return Screen(steps=steps, bounds=bounds)
+
+    def largest_logits(
+        self, states: torch.Tensor, weight: PackedWeight, screen: Screen | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """states [T, I]; O is a multiple of 32. The output of the largest logit in bfloat16 of each, [T] int64, the
-        lowest among equals, and that logit [T] float32: a NaN where any of the row is one.
+        lowest among equals, and that logit [T] float32: a NaN where any of the row is one. The same with a `screen` of
+        the weight.
         """
         states = states.contiguous()
         token_ids = torch.empty(len(states), dtype=torch.int64)
         maxima = torch.empty(len(states), dtype=torch.float32)
-        self._library.largest_logits_bfloat16(
-            states.data_ptr(),
-            weight.panels.data_ptr(),
-            token_ids.data_ptr(),
-            maxima.data_ptr(),
-            *states.shape,
-            weight.num_outputs,
-        )
+        results_and_sizes = (token_ids.data_ptr(), maxima.data_ptr(), *states.shape, weight.num_outputs)
+        given = (states.data_ptr(), weight.panels.data_ptr())
+        if screen is None:
+            self._library.largest_logits_bfloat16(*given, *results_and_sizes)
+        else:
+            self._library.screened_largest_logits_bfloat16(
+                *given, screen.steps.data_ptr(), screen.bounds.data_ptr(), *results_and_sizes
+            )
         return token_ids, maxima

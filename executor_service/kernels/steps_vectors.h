@@ -76,7 +76,7 @@ struct Columns {
 template <bool kBothColumns>
 constexpr int64_t kVectorRows = kBothColumns ? 8 : 16;
 
-template <bool kBothColumns, int64_t kRows>
+template <bool kBothColumns, int64_t kRows, bool kFetches>
 void multiply_vectors(const RowNumber* rows, const Word* panel, const char* ahead, int64_t num_lines, int64_t dim,
                       float (*sums)[kPanel]) {
     __m512 low[kRows], high[kBothColumns ? kRows : 1];
@@ -86,10 +86,12 @@ void multiply_vectors(const RowNumber* rows, const Word* panel, const char* ahea
         if constexpr (kBothColumns) high[r] = _mm512_setzero_ps();
     }
     for (int64_t step = 0; step < dim; step += kStep, panel += 2 * kTile * kTile) {
+#pragma GCC unroll 2
         for (int64_t k = 0; k < kStep / 2; ++k) {
             // A few at a time: lines on their way from memory are few, and those of the panel itself are among them.
-            for (int64_t line = k * num_lines / (kStep / 2); line < (k + 1) * num_lines / (kStep / 2); ++line)
-                prefetch(ahead + (step / kStep * num_lines + line) * 64);
+            if constexpr (kFetches)
+                for (int64_t line = k * num_lines / (kStep / 2); line < (k + 1) * num_lines / (kStep / 2); ++line)
+                    prefetch(ahead + (step / kStep * num_lines + line) * 64);
             const Columns first(panel + k * kTile);
             [[maybe_unused]] Columns second;
             if constexpr (kBothColumns) second = Columns(panel + kTile * kTile + k * kTile);
@@ -115,7 +117,8 @@ void multiply_some(const RowNumber* rows, int64_t num_rows, const Word* panel, c
     if constexpr (kRows > 1)
         if (num_rows < kRows)
             return multiply_some<kBothColumns, kRows - 1>(rows, num_rows, panel, ahead, num_lines, dim, sums);
-    multiply_vectors<kBothColumns, kRows>(rows, panel, ahead, num_lines, dim, sums);
+    num_lines == 0 ? multiply_vectors<kBothColumns, kRows, false>(rows, panel, ahead, num_lines, dim, sums)
+                   : multiply_vectors<kBothColumns, kRows, true>(rows, panel, ahead, num_lines, dim, sums);
 }
 
 #ifndef METRONOME_MULTIPLIES_PAIRS

@@ -4,6 +4,8 @@ The logits of a pass over 64 requests are 33 MB for a vocabulary of 262,144, wri
 want one number of them: the kernel keeps the largest while it multiplies. Its sums do not depend on who shares a pass.
 
 The weight is packed where it lies. Where it is the table of embeddings too, these are looked up in what was packed.
+Where the processor multiplies numbers of 8 bits it is kept in these too, half as large again: they tell which logits
+can be the largest.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ import torch
 from torch import nn
 
 from executor_service.huge_pages import ask_for_huge_pages
-from executor_service.kernels.products import PackedWeight, Products
+from executor_service.kernels.products import PackedWeight, Products, Screen
 from executor_service.model.fused_parts import PanelEmbedding, PanelLinear
 
 
 class GreedyHead:
     """The head of a causal model whose logits are its products with the last hidden states and nothing else."""
 
-    def __init__(self, packed: PackedWeight, products: Products) -> None:
+    def __init__(self, packed: PackedWeight, screen: Screen | None, products: Products) -> None:
         self._packed = packed
+        self._screen = screen
         self._products = products
 
     @classmethod
@@ -46,11 +49,11 @@ class GreedyHead:
         if is_table:
             model.set_input_embeddings(PanelEmbedding(embedding, packed, products))
         model.set_output_embeddings(PanelLinear(packed, None, products))
-        return cls(packed, products)
+        return cls(packed, products.screen(packed), products)
 
     def largest(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """states [S, hidden]. Ids and values [S] of the largest logits, as `argmax_rows` gives them of all logits."""
-        return self._products.largest_logits(states, self._packed)
+        return self._products.largest_logits(states, self._packed, self._screen)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """states [S, hidden]. All logits [S, V]."""

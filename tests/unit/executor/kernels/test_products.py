@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from executor_service.kernels.products import Products
 from support.kernels import compiled_kernels
 
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+SOURCES = ("pack.cpp", "linear.cpp", "head.cpp", "head_screened.cpp")
 # What a processor would not choose for itself is right on it, too.
 BUILDS = {
     "best": (),
@@ -33,13 +35,31 @@ def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "pairs" and not torch.cpu.get_capabilities().get("avx512_bf16", False):
         pytest.skip("this processor has no AVX512_BF16")
     with pytest.MonkeyPatch.context() as patch:
-        sources = (Path(building.__file__).with_name(name) for name in ("pack.cpp", "linear.cpp", "head.cpp"))
+        sources = (Path(building.__file__).with_name(name) for name in SOURCES)
         patch.setattr(building, "SOURCES", tuple(sources))
         patch.setattr(building, "FLAGS", (*building.FLAGS, *BUILDS[request.param]))
         found = Products.of(ctypes.CDLL(str(build(tmp_path_factory.mktemp("kernels"), print))))
     assert found is not None
     assert not found.uses_tiles
     return found
+
+
+class Largest(Protocol):
+    def __call__(self, states: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@pytest.fixture(params=["by panels", "screened"])
+def largest(request: pytest.FixtureRequest, products: Products) -> Largest:
+    """Ids and values of the largest logits of states [T, I] by a weight [O, I]."""
+
+    def by(states: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = products.pack(weight)
+        screen = products.screen(packed) if request.param == "screened" else None
+        if request.param == "screened" and screen is None:
+            pytest.skip("this processor has no AVX512_VNNI, or has tiles")
+        return products.largest_logits(states, packed, screen)
+
+    return by
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -99,56 +119,89 @@ def test_a_weight_that_is_packed_in_place_is_the_same_and_its_rows_can_be_looked
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, 8, 9, 16, 17, 32, 50, 64])
-def test_the_largest_logits_are_those_of_all_logits(num_tokens: int, products: Products) -> None:
+def test_the_largest_logits_are_those_of_all_logits(num_tokens: int, products: Products, largest: Largest) -> None:
     states, weight = numbers(num_tokens, 128), numbers(4096, 128, seed=1)
-    token_ids, maxima = products.largest_logits(states, products.pack(weight))
+    token_ids, maxima = largest(states, weight)
     logits = products.linear(states, products.pack(weight), None)  # the same sums
     assert torch.equal(token_ids, logits.float().argmax(dim=-1))
     assert torch.equal(maxima, logits.float().amax(dim=-1) if num_tokens else torch.empty(0))
 
 
-def test_a_logit_does_not_depend_on_how_many_tokens_there_are(products: Products) -> None:
+@pytest.mark.parametrize("num_inputs", [32, 96, 640, 2048])
+@pytest.mark.parametrize("outlier", [1.0, 300.0])
+def test_the_largest_logits_where_a_few_numbers_stand_out(
+    num_inputs: int, outlier: float, products: Products, largest: Largest
+) -> None:
+    states, weight = numbers(20, num_inputs), numbers(2048, num_inputs, seed=1)
+    states[:, [1, 30]] *= outlier
+    weight[::7] *= 4.0
+    weight[5::100, 3] = outlier
+    logits = products.linear(states, products.pack(weight), None).float()
+    token_ids, maxima = largest(states, weight)
+    assert torch.equal(token_ids, logits.argmax(dim=-1))
+    assert torch.equal(maxima, logits.amax(dim=-1))
+
+
+def test_the_largest_of_logits_that_are_nearly_equal(products: Products, largest: Largest) -> None:
+    """Too many of them to be told apart by bounds: 30,000 entries that differ by less than these."""
+    states, weight = numbers(11, 64), numbers(1, 64, seed=1) + numbers(30_016, 64, seed=2) * 2.0**-8
+    states[3] = numbers(1, 64, seed=3)[0] * 0.0
+    logits = products.linear(states, products.pack(weight), None).float()
+    token_ids, maxima = largest(states, weight)
+    assert torch.equal(token_ids, logits.argmax(dim=-1))
+    assert torch.equal(maxima, logits.amax(dim=-1))
+    assert token_ids[3] == 0
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-18, 1e15])
+def test_the_largest_of_logits_of_any_size(size: float, products: Products, largest: Largest) -> None:
+    states, weight = numbers(9, 64), numbers(512, 64, seed=1)
+    weight[:300] *= size  # others are of another order
+    weight[300:400] = 0.0
+    logits = products.linear(states, products.pack(weight), None).float()
+    token_ids, maxima = largest(states, weight)
+    assert torch.equal(token_ids, logits.argmax(dim=-1))
+    assert torch.equal(maxima, logits.amax(dim=-1))
+
+
+def test_a_logit_does_not_depend_on_how_many_tokens_there_are(products: Products, largest: Largest) -> None:
     states, weight = numbers(40, 640), numbers(4096, 640, seed=1)
     packed = products.pack(weight)
-    token_ids, maxima = products.largest_logits(states, packed)
+    token_ids, maxima = largest(states, weight)
     rows = products.linear(states, packed, None)
     for count in (1, 3, 8, 9, 17):
-        fewer_ids, fewer = products.largest_logits(states[:count], packed)
+        fewer_ids, fewer = largest(states[:count], weight)
         assert torch.equal(fewer_ids, token_ids[:count])
         assert torch.equal(fewer, maxima[:count])
         assert torch.equal(products.linear(states[:count], packed, None), rows[:count])
 
 
-def test_the_lowest_id_is_taken_among_logits_that_are_equal_in_bfloat16(products: Products) -> None:
+def test_the_lowest_id_is_taken_among_logits_that_are_equal_in_bfloat16(largest: Largest) -> None:
     """Sums that differ by less than bfloat16 shows, in both orders, within a panel and far apart."""
     weight = torch.zeros(8192, 32, dtype=torch.bfloat16)
     for token_id, excess in ((5, 0.0), (7, 0.001), (30, 0.0), (4000, 0.002), (8191, 0.003)):
         weight[token_id, 0], weight[token_id, 1] = 1.0, excess
-    token_ids, maxima = products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), products.pack(weight))
+    token_ids, maxima = largest(torch.ones(3, 32, dtype=torch.bfloat16), weight)
     assert token_ids.tolist() == [5, 5, 5]
     assert maxima.tolist() == [1.0, 1.0, 1.0]
     weight[5, 0] = 0.5
-    assert products.largest_logits(torch.ones(3, 32, dtype=torch.bfloat16), products.pack(weight))[0].tolist() == [
-        7,
-        7,
-        7,
-    ]
+    assert largest(torch.ones(3, 32, dtype=torch.bfloat16), weight)[0].tolist() == [7, 7, 7]
 
 
-def test_logits_that_are_no_numbers_are_told_of_their_row_alone(products: Products) -> None:
+def test_logits_that_are_no_numbers_are_told_of_their_row_alone(largest: Largest) -> None:
     weight = numbers(64, 32)
     weight[:, 0] = 1.0
     states = numbers(5, 32, seed=1)
     states[1, 3], states[2, 0], states[3, 0] = float("nan"), float("inf"), float("-inf")
-    token_ids, maxima = products.largest_logits(states, products.pack(weight))
+    token_ids, maxima = largest(states, weight)
     assert maxima[1].isnan()
     assert maxima[2:4].tolist() == [float("inf"), float("-inf")]
-    alone = products.largest_logits(states[[0, 4]], products.pack(weight))
+    alone = largest(states[[0, 4]], weight)
     assert torch.equal(token_ids[[0, 4]], alone[0])
     assert torch.equal(maxima[[0, 4]], alone[1])
 
 
-def test_one_token_whose_logit_is_no_number_spoils_its_row(products: Products) -> None:
+def test_one_token_whose_logit_is_no_number_spoils_its_row(largest: Largest) -> None:
     weight = numbers(64, 32)
     weight[40, 3] = float("nan")
-    assert products.largest_logits(numbers(2, 32, seed=1), products.pack(weight))[1].isnan().all()
+    assert largest(numbers(2, 32, seed=1), weight)[1].isnan().all()
