@@ -40,6 +40,9 @@ def _serve(config: Config) -> int:
     # five times as many cost half of the throughput where another program has one of two cores
     # (benchmarks/shared_cores.py). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+    from executor_service.heap import begin_start
+
+    begin_start()
     # torch takes a second to import: settings are checked first.
     from executor_service.engine.device import DeviceLostError
     from executor_service.model.devices import DeviceError

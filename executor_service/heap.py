@@ -2,6 +2,9 @@
 
 A tokenizer of 262,144 tokens is read by way of some 300 MiB of small pieces, which the allocator keeps for the next
 such reading; there is none.
+
+And what a start has made is looked at once for cycles that nobody reaches, and not each time that the interpreter has
+made some more objects: it is a million of them, which live as long as the process does.
 """
 
 from __future__ import annotations
@@ -18,3 +21,15 @@ def give_back_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def begin_start() -> None:
+    """From here on all objects are kept, as far as cycles of them are concerned."""
+    gc.disable()
+
+
+def end_start() -> None:
+    """From here on cycles are found among objects that were made since; none of those before is looked at again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

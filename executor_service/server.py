@@ -28,6 +28,7 @@ from executor_service.engine.record import Observer
 from executor_service.engine.request import EndCause
 from executor_service.executor import Executor
 from executor_service.gate import Gate
+from executor_service.heap import end_start
 from executor_service.malformed import MalformedMessageInterceptor
 from executor_service.metrics.collector import ExecutorCollector
 from executor_service.metrics.tally import Tally
@@ -128,6 +129,7 @@ class Server:
                 log.info("stopped_while_loading")
                 os._exit(0)  # a thread that loads a model cannot be stopped in any other way
             loader.shutdown()
+            end_start()
             await self._begin_serving(loading.result())
             following = asyncio.create_task(self._follow_progress(loading.result()))
             await stopping

@@ -181,7 +181,8 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
-    register_paged_attention()
+    with lean_imports():
+        register_paged_attention()
     outline = _outline(config)
     with lean_imports():
         loaded: Any = type(outline).from_pretrained(
