@@ -30,7 +30,7 @@ class _Layer(ctypes.Structure):
         *((name, _POINTER) for name in ("query_norm", "key_norm")),
         *((name, _SIZE) for name in ("num_heads", "num_kv_heads", "head_dim", "window")),
         *((name, _FLOAT) for name in ("norm_epsilon", "head_norm_epsilon", "scaling", "softcap")),
-        *((name, _FLAG) for name in ("norms_round_first", "head_norms_round_first", "gate_is_gelu")),
+        *((name, _FLAG) for name in ("norms_round_first", "head_norms_round_first", "gate_is_gelu", "is_last")),
     ]
 
 
@@ -38,6 +38,8 @@ class _Pass(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("slot_mapping", "block_tables", "context_lens", "chunk_starts")),
         *((name, _SIZE) for name in ("num_tokens", "num_decodes", "num_requests", "table_width", "block_size")),
+        *((name, _POINTER) for name in ("rows", "row_tables", "row_context_lens")),
+        ("num_rows", _SIZE),
     ]
 
 
@@ -86,10 +88,17 @@ class LayerPass:
         chunk_starts: NDArray[np.int64],
         num_decodes: int,
         block_size: int,
+        rows: NDArray[np.int64],
+        row_tables: NDArray[np.int32],
+        row_context_lens: NDArray[np.int32],
     ) -> None:
-        """slot_mapping [T] int64; block_tables [R, W]; context_lens [R]; chunk_starts [R - num_decodes + 1]."""
+        """slot_mapping [T] int64; block_tables [R, W]; context_lens [R]; chunk_starts [R - num_decodes + 1].
+
+        rows [S]: the tokens whose states are asked for; row_tables [S, W] and row_context_lens [S]: theirs as decodes.
+        """
         assert block_tables.flags.c_contiguous
-        self._held = (slot_mapping, block_tables, context_lens, chunk_starts)
+        assert row_tables.flags.c_contiguous
+        self._held = (slot_mapping, block_tables, context_lens, chunk_starts, rows, row_tables, row_context_lens)
         self.fields = _Pass(
             slot_mapping.data_ptr(),
             block_tables.ctypes.data,
@@ -100,6 +109,10 @@ class LayerPass:
             len(context_lens),
             block_tables.shape[1],
             block_size,
+            rows.ctypes.data,
+            row_tables.ctypes.data,
+            row_context_lens.ctypes.data,
+            len(rows),
         )
         self.pointer = ctypes.addressof(self.fields)
 
@@ -114,6 +127,10 @@ class LayerKernel:
         self._fields = _fields_of(weights)
         self._pointer = ctypes.addressof(self._fields)
 
+    def end_with_rows(self) -> None:
+        """It is the model's last one: of what follows its keys and values only a pass's rows are computed."""
+        self._fields.is_last = True
+
     def run(
         self,
         shared: LayerPass,
@@ -123,7 +140,9 @@ class LayerKernel:
         cosine: torch.Tensor,
         sine: torch.Tensor,
     ) -> None:
-        """states [T, hidden], contiguous, in place; key_slots and value_slots: its pool; cosine, sine [T, D]."""
+        """states [T, hidden], contiguous, in place, of the model's last layer the rows that are asked for alone;
+        key_slots and value_slots: its pool; cosine, sine [T, D].
+        """
         self._run(
             self._pointer,
             shared.pointer,
@@ -161,6 +180,7 @@ def _fields_of(weights: LayerWeights) -> _Layer:
         weights.norms_round_first,
         weights.head_norms_round_first,
         weights.gate_is_gelu,
+        False,
     )
 
 

@@ -119,13 +119,19 @@ class DeviceBatch:
     @cached_property
     def layer_pass(self) -> LayerPass:
         """The whole batch as the kernel of a layer takes it."""
+        batch = self.host
+        rows = batch.logits_rows
+        requests = np.searchsorted(batch.query_starts(), rows, side="right") - 1  # [S]
         return LayerPass(
             slot_mapping=self.slot_mapping,
-            block_tables=self.host.block_tables,
-            context_lens=self.host.context_lens,
+            block_tables=batch.block_tables,
+            context_lens=batch.context_lens,
             chunk_starts=self.chunk_starts,
-            num_decodes=self.host.num_decodes,
+            num_decodes=batch.num_decodes,
             block_size=self._spec.block_size,
+            rows=np.ascontiguousarray(rows),
+            row_tables=batch.block_tables[requests],
+            row_context_lens=(batch.positions[rows] + 1).astype(np.int32),
         )
 
     @property

@@ -27,7 +27,7 @@ from executor_service.kernels.cpu import CpuKernels, Gate
 from executor_service.kernels.products import Products
 from executor_service.model.agreement import agree, epsilon_of, is_rms_norm, sample
 from executor_service.model.fused_attention import fused_attention
-from executor_service.model.fused_layer import agrees, fused_layer
+from executor_service.model.fused_layer import FusedLayer, agrees, fused_layer
 from executor_service.model.fused_parts import FusedGatedFeedForward, FusedNorm, PackedLinear, PanelLinear
 from executor_service.model.greedy_head import GreedyHead
 
@@ -52,6 +52,7 @@ def fuse(model: nn.Module, kernels: CpuKernels, *, packs_weights: bool = True) -
             _replace(model, lambda module: _linear_maker(module, kernels))
         _fuse_rotary(model, kernels)
         _replace(model, lambda module: _layer_maker(module, kernels))
+        _end_with_rows(model)
     return greedy_head
 
 
@@ -109,6 +110,13 @@ def _linear_maker(module: nn.Module, kernels: CpuKernels) -> _Maker | None:
 
 def _layer_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
     return (lambda layer: fused_layer(layer, kernels) or layer) if agrees(module, kernels) else None
+
+
+def _end_with_rows(model: Any) -> None:
+    last = model.config.get_text_config(decoder=True).num_hidden_layers - 1
+    for layer in model.modules():
+        if isinstance(layer, FusedLayer) and layer.layer_index == last:
+            layer.end_with_rows()
 
 
 def _norm_maker(module: Any, kernels: CpuKernels) -> _Maker | None:

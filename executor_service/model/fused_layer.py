@@ -2,6 +2,9 @@
 states + attention(norm(states)), then the same with the feed-forward; what is added may be normalised once more.
 
 A layer is replaced only if the new one agrees with it on random input, cache included.
+
+Of the last layer a prompt's tokens leave their keys and values and no more: logits are asked for its end alone. So what
+follows is computed for those rows, each as a decode.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ class FusedLayer(nn.Module):
         self.layer = layer
         self._layer_index: int = layer.self_attn.layer
         self._kernel = kernel
+
+    def end_with_rows(self) -> None:
+        """It is the model's last one: other states than those of the batch's `logits_rows` mean nothing."""
+        self._kernel.end_with_rows()
+
+    @property
+    def layer_index(self) -> int:
+        return self._layer_index
 
     def forward(
         self,

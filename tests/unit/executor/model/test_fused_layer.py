@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,8 +77,25 @@ def test_a_layer_gives_what_its_parts_give(name: str, num_decodes: int, num_chun
     batch = random_batch(2, block_size=BLOCK_SIZE, num_decodes=num_decodes, num_chunks=num_chunks)
     states, stored = run(model, batch, kernels)
     expected_states, expected_stored = run(without_layers(model), batch, kernels)
-    assert torch.equal(states, expected_states)
     assert torch.equal(stored, expected_stored)
+    if num_chunks == 0:
+        assert torch.equal(states, expected_states)
+    else:  # the last layer takes each token for a decode, whose weights are not rounded to bfloat16
+        difference = (states.float() - expected_states.float()).norm(dim=-1) / expected_states.float().norm(dim=-1)
+        assert difference.max() < 2**-6
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3"])
+@pytest.mark.parametrize("rows", [[], [4], [0, 1, 2, 3, 9], [3, 30, 31]])
+def test_states_that_are_asked_for_do_not_depend_on_which_others_are(
+    name: str, rows: list[int], kernels: CpuKernels
+) -> None:
+    model = fused_model(name, kernels)
+    batch = random_batch(2, block_size=BLOCK_SIZE, num_decodes=4, num_chunks=3)
+    states, stored = run(model, batch, kernels)
+    some_states, some_stored = run(model, replace(batch, logits_rows=np.array(rows, dtype=np.int64)), kernels)
+    assert torch.equal(some_states[0, rows], states[0, rows])
+    assert torch.equal(some_stored, stored)
 
 
 @pytest.mark.parametrize("name", ["tiny-phi3", "tiny-gpt2", "tiny-gpt-oss"])
