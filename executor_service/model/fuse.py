@@ -113,9 +113,8 @@ def _layer_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
 
 
 def _end_with_rows(model: Any) -> None:
-    last = model.config.get_text_config(decoder=True).num_hidden_layers - 1
-    for layer in model.modules():
-        if isinstance(layer, FusedLayer) and layer.layer_index == last:
+    for layer in [module for module in model.modules() if isinstance(module, FusedLayer)]:
+        if layer.layer_index == model.config.get_text_config(decoder=True).num_hidden_layers - 1:
             layer.end_with_rows()
 
 
