@@ -134,9 +134,9 @@ def _ratio(cell: Cell) -> str:
 
 
 def _ratio_at_most(cell: Cell) -> str:
-    """Marked where no schedule could have as much as is asked of the default profile."""
-    most = ratio_at_most(cell)
-    return f"{most:.2f}" + (" (1.2 cannot be)" if most < ASKED else "")
+    """Marked where no schedule could have as much as is asked of the default profile, which below load 1.0 is less."""
+    most, is_asked = ratio_at_most(cell), float(cell[PROFILE]["load"]) >= 1.0
+    return f"{most:.2f}" + (" (1.2 cannot be)" if is_asked and most < ASKED else "")
 
 
 Columns = dict[str, Callable[[Cell], str]]
