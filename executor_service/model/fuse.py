@@ -113,6 +113,7 @@ def _layer_maker(module: Any, kernels: CpuKernels) -> _Maker | None:
 
 
 def _end_with_rows(model: Any) -> None:
+    """Nobody looks at states behind the last layer but at those of the rows whose logits are asked for."""
     for layer in [module for module in model.modules() if isinstance(module, FusedLayer)]:
         if layer.layer_index == model.config.get_text_config(decoder=True).num_hidden_layers - 1:
             layer.end_with_rows()

@@ -34,16 +34,12 @@ class FusedLayer(nn.Module):
     def __init__(self, layer: Any, kernel: LayerKernel) -> None:
         super().__init__()
         self.layer = layer
-        self._layer_index: int = layer.self_attn.layer
+        self.layer_index: int = layer.self_attn.layer
         self._kernel = kernel
 
     def end_with_rows(self) -> None:
         """It is the model's last one: other states than those of the batch's `logits_rows` mean nothing."""
         self._kernel.end_with_rows()
-
-    @property
-    def layer_index(self) -> int:
-        return self._layer_index
 
     def forward(
         self,
@@ -56,7 +52,7 @@ class FusedLayer(nn.Module):
         """hidden_states [1, T, hidden]. Returns the same."""
         cosine, sine = (angles[0].contiguous() for angles in position_embeddings)
         states = hidden_states.clone(memory_format=torch.contiguous_format)
-        slots = paged_context.kv_cache.layer_slots(self._layer_index)
+        slots = paged_context.kv_cache.layer_slots(self.layer_index)
         self._kernel.run(paged_context.batch.layer_pass, states, *slots, cosine, sine)
         return states
 

@@ -16,7 +16,7 @@ from executor_service.model.attention import PagedContext
 from executor_service.model.batch import RaggedBatch
 from executor_service.model.device_batch import DeviceBatch
 from executor_service.model.fuse import fuse
-from executor_service.model.fused_layer import FusedLayer
+from executor_service.model.fused_layer import FusedLayer, fused_layer
 from support.kernels import compiled_kernels
 from support.paging import random_batch
 from support.tiny_models import causal_model
@@ -70,19 +70,29 @@ def without_layers(model: Any) -> Any:
     return model
 
 
+def none_the_last(model: Any, kernels: CpuKernels) -> Any:
+    """The same model, whose layers do not know which of them is the last."""
+    layers = model.base_model.layers
+    for index, layer in enumerate(layers):
+        layers[index] = fused_layer(layer.layer, kernels)
+    return model
+
+
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("num_decodes", "num_chunks"), [(5, 0), (0, 3), (4, 3)])
 def test_a_layer_gives_what_its_parts_give(name: str, num_decodes: int, num_chunks: int, kernels: CpuKernels) -> None:
     model = fused_model(name, kernels)
     batch = random_batch(2, block_size=BLOCK_SIZE, num_decodes=num_decodes, num_chunks=num_chunks)
-    states, stored = run(model, batch, kernels)
+    of_rows, stored_with_rows = run(model, batch, kernels)
+    states, stored = run(none_the_last(model, kernels), batch, kernels)
     expected_states, expected_stored = run(without_layers(model), batch, kernels)
+    assert torch.equal(states, expected_states)
     assert torch.equal(stored, expected_stored)
-    if num_chunks == 0:
-        assert torch.equal(states, expected_states)
-    else:  # the last layer takes each token for a decode, whose weights are not rounded to bfloat16
-        difference = (states.float() - expected_states.float()).norm(dim=-1) / expected_states.float().norm(dim=-1)
-        assert difference.max() < 2**-6
+    # The last one goes on with rows, all of them here, as decodes, whose weights are not rounded to bfloat16.
+    assert torch.equal(stored_with_rows, expected_stored)
+    assert torch.equal(of_rows[:, :num_decodes], expected_states[:, :num_decodes])
+    difference = (of_rows.float() - expected_states.float()).norm(dim=-1) / expected_states.float().norm(dim=-1)
+    assert difference.max() < 2**-6
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3"])
