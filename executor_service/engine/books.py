@@ -101,14 +101,18 @@ class Books:
         limits: Limits,
         *,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
+        compares_tokens: bool = True,
         max_num_drafts: int = 0,
         capacity: int = 64,
     ) -> None:
+        """``compares_tokens`` False: what two requests share is told by digests alone."""
         self.limits = limits
         self.max_num_drafts = max_num_drafts  # of a request in a pass
         self.iteration = 1
         self.block_pool = BlockPool(limits.num_blocks)
-        self.prefixes = Prefixes(self.block_pool, scope=prefix_scope, block_size=limits.block_size)
+        self.prefixes = Prefixes(
+            self.block_pool, scope=prefix_scope, block_size=limits.block_size, compares_tokens=compares_tokens
+        )
         self.swap_space = SwapSpace(limits.num_swap_blocks)
         self.tenants = Tenants()
         self.columns: dict[str, NDArray[Any]] = {

@@ -41,9 +41,9 @@ class _Samples:
 class Prefixes:
     """Takes part in what `books.py` does with rows and device blocks."""
 
-    def __init__(self, pool: BlockPool, *, scope: PrefixScope, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, *, scope: PrefixScope, block_size: int, compares_tokens: bool = True) -> None:
         self.scope = scope
-        self.cache = PrefixCache(pool, block_size=block_size)
+        self.cache = PrefixCache(pool, block_size=block_size, compares_tokens=compares_tokens)
         self._block_size = block_size
         self._chains: dict[int, BlockChain] = {}  # by row; none where nobody may find what it computes
         self._bypassing: set[int] = set()  # rows that reuse nothing

@@ -29,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.kv.block_pool import BlockAccountingError, BlockIds, BlockPool
-
-DIGEST_SIZE = 32  # bytes: nobody can make two texts of one digest
+from executor_service.kv.digest_table import DIGEST_SIZE, DigestTable
 
 _NOTHING: Mapping[bytes, int] = MappingProxyType({})
 _NO_BLOCKS: list[int] = []  # never added to
@@ -71,13 +70,26 @@ class Text(Protocol):
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.int32]: ...
 
 
-class BlockChain:
-    """The digests of the full blocks of one text, each worked out once, when it is first asked for."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    """What a cache found for a text: true as long as the blocks have these digests."""
 
-    __slots__ = ("_block_size", "_digests", "_text", "root")
+    blocks: list[int]
+    block_ids: BlockIds  # the same
+    digests: bytes  # theirs, one after the other
+
+
+class BlockChain:
+    """The digests of the full blocks of one text, each worked out once, when it is first asked for.
+
+    ``found``: what the one cache that it is asked for in found last.
+    """
+
+    __slots__ = ("_block_size", "_digests", "_text", "found", "root")
 
     def __init__(self, root: bytes, text: Text, *, block_size: int) -> None:
         self.root = root
+        self.found: _Found | None = None
         self._text = text
         self._block_size = block_size
         self._digests: list[bytes] = []
@@ -116,12 +128,16 @@ def child_digest(parent: bytes, token_ids: npt.NDArray[np.int32]) -> bytes:
 class PrefixCache:
     """What the blocks of a pool hold. Blocks are allocated here, so that it knows whose content is lost."""
 
-    def __init__(self, pool: BlockPool, *, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, *, block_size: int, compares_tokens: bool = True) -> None:
+        """``compares_tokens`` False: a text is believed to be the same by its digest alone."""
         self._pool = pool
-        self._block_of: dict[bytes, int] = {}
-        self._digest_of: list[bytes | None] = [None] * pool.num_blocks  # of full blocks
+        self._block_size = block_size
+        self._compares_tokens = compares_tokens
+        self._full = DigestTable(pool.num_blocks)  # of full blocks
+        self._tail_block_of: dict[bytes, int] = {}
         self._tail_digest_of: dict[int, bytes] = {}
-        self._token_ids = np.zeros((pool.num_blocks, block_size), dtype=np.int32)  # of the published blocks
+        num_compared = block_size if compares_tokens else 0
+        self._token_ids = np.zeros((pool.num_blocks, num_compared), dtype=np.int32)  # of the published blocks
         self._num_tokens = np.zeros(pool.num_blocks, dtype=np.int32)  # of those, how many can be found
 
     def __len__(self) -> int:
@@ -135,7 +151,7 @@ class PrefixCache:
     def allocate(self, count: int) -> BlockIds:
         """Take ``count`` free blocks; those with content lose it. Raises OutOfBlocksError."""
         blocks = self._pool.allocate(count)
-        if self._block_of:
+        if self._full or self._tail_digest_of:
             self._drop(blocks)
         return blocks
 
@@ -151,49 +167,64 @@ class PrefixCache:
         ``also``: blocks that will have been published by then. ``beginning``: what is found already, at most ``limit``
         blocks; it is returned itself where there is nothing to add.
         """
-        digests, block_of = chain.digests(limit), self._block_of
-        start = len(beginning)
-        if start == limit or (digests[start] not in block_of and digests[start] not in also):
-            return beginning
-        # Stops at the first None, without a loop in Python: a queue of long prompts is looked up before each pass.
-        blocks = beginning + list(iter(map(block_of.get, islice(digests, start, limit)).__next__, None))
-        if also:
-            for digest in digests[len(blocks) : limit]:
-                block = block_of.get(digest, also.get(digest))
-                if block is None:
+        digests = chain.digests(limit)
+        blocks = beginning if beginning or chain.found is None else self._find_again(chain.found, limit)
+        more = self._full.blocks_of_first(islice(digests, len(blocks), limit))
+        if more:
+            blocks = blocks + more
+            if not beginning:  # else it is not known whether that is there yet
+                block_ids = np.array(blocks, dtype=np.int32)
+                chain.found = _Found(blocks=blocks, block_ids=block_ids, digests=self._full.digests_of(block_ids))
+        if also and len(blocks) < limit and digests[len(blocks)] in also:
+            blocks = blocks.copy()
+            for digest in islice(digests, len(blocks), limit):
+                block = self._full.block_of(digest)
+                block = block if block >= 0 else also.get(digest, -1)
+                if block < 0:
                     break
                 blocks.append(block)
         return blocks
 
+    def _find_again(self, found: _Found, limit: int) -> list[int]:
+        """The first blocks of what was found, if all of it is there still: who waits is looked up before each pass."""
+        if self._full.digests_of(found.block_ids) != found.digests:
+            return _NO_BLOCKS
+        return found.blocks if len(found.blocks) <= limit else found.blocks[:limit]
+
     def match(self, chain: BlockChain, limit: int) -> BlockIds:
         """The blocks to reuse, [num_blocks]: what ``find`` finds, as far as the tokens are the same too."""
         blocks = np.array(self.find(chain, limit), dtype=np.int32)
+        if not self._compares_tokens:
+            return blocks
         theirs = self._token_ids[blocks]
         differs = (chain.tokens(0, len(blocks)).reshape(theirs.shape) != theirs).any(axis=1)
         return blocks[: int(differs.argmax())] if differs.any() else blocks
 
     def finds(self, digest: bytes) -> bool:
         """Whether a block or a tail is known, by digest alone."""
-        return digest in self._block_of
+        return digest in self._tail_block_of or self._full.block_of(digest) >= 0
 
     def match_tail(self, chain: BlockChain, digest: bytes, num_tokens: int) -> int:
         """The block of a tail, ``digest`` that of the chain's first ``num_tokens`` tokens; -1 where it is not known."""
-        block = self._block_of.get(digest, -1)
+        block = self._tail_block_of.get(digest, -1)
+        if block < 0 or not self._compares_tokens:
+            return block
         tail = chain.tail(num_tokens)
-        return block if block >= 0 and np.array_equal(self._token_ids[block, : len(tail)], tail) else -1
+        return block if np.array_equal(self._token_ids[block, : len(tail)], tail) else -1
 
     def publish_tail(self, chain: BlockChain, digest: bytes, num_tokens: int, block: int) -> None:
         """``block``, in use, begins with the KV of the tail of the chain's first ``num_tokens`` tokens.
 
         One that can be found already stays so.
         """
-        if digest in self._block_of or block in self._tail_digest_of:
+        if digest in self._tail_block_of or block in self._tail_digest_of:
             return
         tail = chain.tail(num_tokens)
         self._pool.keep(np.array([block], dtype=np.int32))
-        self._block_of[digest] = block
+        self._tail_block_of[digest] = block
         self._tail_digest_of[block] = digest
-        self._token_ids[block, : len(tail)] = tail
+        if self._compares_tokens:
+            self._token_ids[block, : len(tail)] = tail
         self._num_tokens[block] = max(int(self._num_tokens[block]), len(tail))
 
     def publish(self, chain: BlockChain, first: int, blocks: BlockIds) -> None:
@@ -201,30 +232,28 @@ class PrefixCache:
 
         A text that can be found already stays so.
         """
-        digests = chain.digests(first + len(blocks))[first : first + len(blocks)]
-        named = list(zip(blocks.tolist(), digests, strict=True))
-        block_of, digest_of = self._block_of, self._digest_of
-        is_new = [digest_of[block] is None and digest not in block_of for block, digest in named]
-        if not any(is_new):
+        end = first + len(blocks)
+        is_new = self._num_tokens[blocks] < self._block_size
+        digests = compress(chain.digests(end)[first:end], is_new.tolist())
+        is_new[is_new] = self._full.add(digests, blocks[is_new].tolist())
+        new = blocks[is_new]
+        if not len(new):
             return
-        token_ids = chain.tokens(first, len(blocks)).reshape(len(blocks), -1)
-        if not all(is_new):
-            blocks, token_ids, named = blocks[is_new], token_ids[is_new], list(compress(named, is_new))
-        self._pool.keep(blocks)
-        for block, digest in named:
-            digest_of[block], block_of[digest] = digest, block
-        self._token_ids[blocks] = token_ids
-        self._num_tokens[blocks] = token_ids.shape[1]
+        self._pool.keep(new)
+        if self._compares_tokens:
+            self._token_ids[new] = chain.tokens(first, len(blocks)).reshape(len(blocks), -1)[is_new]
+        self._num_tokens[new] = self._block_size
 
     def forget_texts(self, digests: Iterable[bytes]) -> None:
         """Never find these by these names again: nobody will ask for them. Other names of a block stay."""
         for digest in digests:
-            block = self._block_of.get(digest, -1)
-            if block < 0:
+            block = self._tail_block_of.get(digest, -1)
+            if block >= 0 and self._num_tokens[block] == self._block_size:
+                del self._tail_block_of[digest], self._tail_digest_of[block]
                 continue
-            if self._tail_digest_of.get(block) == digest and self._digest_of[block] is not None:
-                del self._block_of[digest], self._tail_digest_of[block]
-            else:  # a full block, or nothing but a tail; the tail in a full one is of no use without it
+            # Nothing but a tail, or a full block; the tail in a full one is of no use without it.
+            block = block if block >= 0 else self._full.block_of(digest)
+            if block >= 0:
                 self.forget(np.array([block], dtype=np.int32))
 
     def forget(self, blocks: BlockIds) -> None:
@@ -234,19 +263,24 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raises BlockAccountingError unless the pool keeps each block that can be found, and no other."""
-        full = ((block, digest) for block, digest in enumerate(self._digest_of) if digest is not None)
-        names = [*full, *self._tail_digest_of.items()]
-        if {digest: block for block, digest in names} != self._block_of or len(names) != len(self._block_of):
+        full, tails = self._full.blocks().tolist(), self._tail_digest_of
+        tail_block_of = {digest: block for block, digest in tails.items()}
+        if not self._full.is_consistent() or tail_block_of != self._tail_block_of or len(tail_block_of) != len(tails):
             raise BlockAccountingError("a digest and its block do not name each other")
+        if full != np.flatnonzero(self._num_tokens == self._block_size).tolist():
+            raise BlockAccountingError("the blocks that can be found whole are not those with a digest")
         found = np.flatnonzero(self._num_tokens).tolist()
-        if not sorted({block for block, _ in names}) == found == self._pool.with_content().tolist():
+        if not sorted({*full, *tails}) == found == self._pool.with_content().tolist():
             raise BlockAccountingError("the blocks that can be found are not those with content")
 
     def _drop(self, blocks: BlockIds) -> None:
-        known = blocks[self._num_tokens[blocks] > 0]
-        self._num_tokens[known] = 0
-        for block in known.tolist():
-            digest, self._digest_of[block] = self._digest_of[block], None
-            for name in (digest, self._tail_digest_of.pop(block, None)):
-                if name is not None:
-                    del self._block_of[name]
+        num_tokens = self._num_tokens[blocks]
+        if not num_tokens.any():
+            return
+        self._full.remove(blocks[num_tokens == self._block_size])
+        self._num_tokens[blocks] = 0
+        if self._tail_digest_of:
+            for block in blocks.tolist():
+                digest = self._tail_digest_of.pop(block, None)
+                if digest is not None:
+                    del self._tail_block_of[digest]

@@ -64,7 +64,8 @@ class SimulatedExecutor:
         self.number = number
         self.hardware = hardware
         self.now_us = 0
-        self.books = Books(hardware.limits, prefix_scope=hardware.prefix_scope)
+        # Made-up tokens, which would be most of the memory of a thousand executors, say no more than their digests.
+        self.books = Books(hardware.limits, prefix_scope=hardware.prefix_scope, compares_tokens=False)
         self.books.columns |= {name: np.zeros(len(self.books["id"]), dtype) for name, dtype in _COLUMNS.items()}
         self._name = f"executor-{number}"
         self._cost = hardware.cost or PassCost.of(hardware.latency)

@@ -10,6 +10,7 @@ import pytest
 
 from executor_service.kv import prefix_cache
 from executor_service.kv.block_pool import BlockAccountingError, BlockPool
+from executor_service.kv.digest_table import DIGEST_SIZE
 from executor_service.kv.prefix_cache import BlockChain, PrefixCache, PrefixScope
 
 BLOCK_SIZE = 4
@@ -94,6 +95,37 @@ def test_what_is_allocated_anew_is_found_no_more(shelf: Shelf) -> None:
     shelf.cache.check_integrity()
 
 
+def test_what_was_found_before_is_found_again_only_while_it_is_there(shelf: Shelf) -> None:
+    """One chain, looked up time and again."""
+    blocks, chain = shelf.store(chain_of(range(12)), 3), chain_of(range(16))
+    assert [shelf.found(chain, limit) for limit in (3, 4, 2, 1)] == [blocks, blocks, blocks[:2], blocks[:1]]
+    shelf.cache.forget(np.array(blocks[2:], dtype=np.int32))
+    assert shelf.found(chain, 4) == blocks[:2]
+    others = shelf.store(chain_of(range(12)), 3)
+    assert others[0] not in blocks[:2]
+    assert shelf.found(chain, 4) == [*blocks[:2], others[2]]
+    shelf.cache.allocate(8)
+    assert shelf.found(chain, 4) == []
+
+
+def test_what_is_only_foreseen_is_not_remembered(shelf: Shelf) -> None:
+    stored, chain = shelf.store(chain_of(range(4)), 1), chain_of(range(12))
+    soon = {chain.digests(2)[1]: 7}
+    assert shelf.cache.find(chain, 3, soon) == [*stored, 7]
+    assert shelf.cache.find(chain, 3, soon, [*stored, 7]) == [*stored, 7]
+    assert shelf.found(chain, 3) == stored
+
+
+def test_without_tokens_to_compare_a_digest_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = BlockPool(2)
+    cache = PrefixCache(pool, block_size=BLOCK_SIZE, compares_tokens=False)
+    monkeypatch.setattr(prefix_cache, "child_digest", lambda *_: bytes([1]) * DIGEST_SIZE)
+    blocks = cache.allocate(1)
+    cache.publish(chain_of([1, 2, 3, 4]), 0, blocks)
+    assert cache.match(chain_of([1, 2, 3, 9]), 1).tolist() == blocks.tolist()
+    cache.check_integrity()
+
+
 def test_what_is_forgotten_is_not_found_and_its_blocks_are_empty(shelf: Shelf) -> None:
     blocks = shelf.store(chain_of(range(8)), 2)
     shelf.cache.forget(np.array(blocks[1:], dtype=np.int32))
@@ -136,8 +168,8 @@ def test_no_name_of_a_tenant_is_the_scope_of_all() -> None:
 def test_case_29_a_digest_that_fits_is_not_believed_where_the_tokens_differ(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With digests that all texts of one length share."""
-    monkeypatch.setattr(prefix_cache, "child_digest", lambda parent, token_ids: bytes([len(parent) + 1]) * 2)
+    """With one digest of all texts."""
+    monkeypatch.setattr(prefix_cache, "child_digest", lambda *_: bytes([1]) * DIGEST_SIZE)
     shelf.store(chain_of([1, 2, 3, 4]), 1)
     assert shelf.cache.find(chain_of([1, 2, 3, 9]), 1) != []
     assert shelf.cache.match(chain_of([1, 2, 3, 9]), 1).tolist() == []
@@ -155,10 +187,17 @@ def test_tokens_are_hashed_alike_on_every_machine() -> None:
     [
         lambda shelf: shelf.pool.discard(np.array([0], dtype=np.int32)),
         lambda shelf: shelf.pool.allocate(8),
-        lambda shelf: shelf.cache._block_of.popitem(),
-        lambda shelf: shelf.cache._digest_of.__setitem__(0, b"another"),
+        lambda shelf: shelf.cache._full.remove(np.array([0], dtype=np.int32)),
+        lambda shelf: shelf.cache._full._digests.__setitem__(0, b"another"),
+        lambda shelf: shelf.cache._num_tokens.__setitem__(0, 1),
     ],
-    ids=["content is gone", "blocks were allocated past the cache", "a digest is gone", "another digest"],
+    ids=[
+        "content is gone",
+        "blocks were allocated past the cache",
+        "a digest is gone",
+        "another digest",
+        "a part can be found",
+    ],
 )
 def test_the_integrity_check_sees(shelf: Shelf, corrupt: object) -> None:
     shelf.store(chain_of(range(8)), 2)
