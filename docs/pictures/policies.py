@@ -222,18 +222,19 @@ def chunk_size() -> Axes:
 
 
 def prefill_sharing() -> Axes:
+    """The longest has begun when the others arrive."""
     prompts = (6000, 3000, 1500, 700)
     axes = panels([choice.name for choice in PrefillSharing], "pass", "tokens of the prompt")
     for panel, choice in zip(axes, PrefillSharing, strict=True):
         limits = replace(PLACES_SHORT, max_num_batched_tokens=1024)
-        executor = executor_with(limits, Policy(prefill_sharing=choice, chunk_size_tokens=1024))
+        policy = Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST, prefill_sharing=choice, chunk_size_tokens=1024)
+        executor = executor_with(limits, policy)
         for id, prompt in enumerate(prompts, 1):
-            # All four have begun: who enters takes what is left, and shares from the next pass on.
-            begun = {"status": RequestStatus.RUNNING, "num_computed_tokens": 16, "num_blocks": 1}
+            begun = {"status": RequestStatus.RUNNING, "num_computed_tokens": 16, "num_blocks": 1} if id == 1 else {}
             executor.submit(id, prompt=prompt, new=1, **begun)
         executor.run()
         for id, colour in zip(range(1, 5), (BLUE, GREEN, ORANGE, PINK), strict=True):
-            computed = 16 + np.cumsum(executor.tokens_of(id))
+            computed = np.cumsum(executor.tokens_of(id)) + (16 if id == 1 else 0)
             label = f"prompt of {prompts[id - 1]:,}"
             panel.plot(np.arange(1, len(computed) + 1), computed, color=colour, marker="o", markersize=2.5, label=label)
     return axes[0]

@@ -61,7 +61,7 @@ def num_candidates(room: Room, case: Case) -> int:
     """How many of the queue to look at: one more than may enter, so that the last can be told what it lacks."""
     if room.ran_out:
         return 1
-    most = max(min(room.num_seqs, room.tokens.num_tokens + room.num_given), 0)
+    most = max(min(room.num_seqs, room.tokens.num_tokens + total(room.given.num_tokens)), 0)
     if case.policy.preemption == Preemption.FOR_PRIORITY:
         most += len(room.on_device)
     return 1 + most + (LOOK_AHEAD if most > 0 and case.policy.head_of_line != HeadOfLine.STRICT else 0)

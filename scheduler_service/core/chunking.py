@@ -4,7 +4,7 @@
   order. What is left in the end is for their drafts (`drafts.py`).
 - Prefills: each wants a chunk, at most `chunk_size_tokens` and what it lacks. FIRST_COME: in order each takes what it
   wants of what is left (Sarathi-Serve, arXiv 2403.02310). EQUAL: all advance alike, as far as each wants, a token that
-  is left over going to the first. Beside those that enter it is all shared out anew (`giving_way.py`).
+  is left over going to the first. What those that enter find beside them is told in `giving_way.py`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from scheduler_service.core.compiled import compiled, lean
 from scheduler_service.core.composition import TokensLeft, less, tokens_left
 from scheduler_service.core.eviction import RunningSet
 from scheduler_service.core.executor_plan import Reason
-from scheduler_service.core.giving_way import least_wanted, num_given_up
+from scheduler_service.core.giving_way import GivenUp, given_to, given_up, least_wanted
 from scheduler_service.core.memory import blocks_held, blocks_taken_up, kept_free
 from scheduler_service.core.rows import joined, total, zeros
 from scheduler_service.core.state import IntArray, RequestStatus
@@ -33,7 +33,7 @@ class Room(NamedTuple):
 
     `num_blocks`: free ones, less those that are held for those on the device. `num_prefills`: prefills that may still
     join the pass. `num_users`: [num_prefixes] those that have entered, by the cached prefixes that they reuse.
-    `num_given`: tokens that prompts in progress give up for those that enter with one.
+    `given`: what prompts in progress give up for those that enter with one.
     """
 
     on_device: IntArray
@@ -42,7 +42,7 @@ class Room(NamedTuple):
     num_seqs: int
     num_prefills: int
     tokens: TokensLeft
-    num_given: int
+    given: GivenUp
     ran_out: bool
 
 
@@ -65,7 +65,7 @@ def room_beside(running: RunningSet, case: Case) -> Room:
         case.limits.max_num_seqs - len(kept) - len(loading),
         num_prefills,
         tokens_left(kept, running.num_tokens, case),
-        num_given_up(kept, running.num_tokens, case),
+        given_up(kept, running.num_tokens, case),
         running.ran_out,
     )
 
@@ -110,7 +110,7 @@ def claims_of(candidates: IntArray, room: Room, case: Case, admission: int) -> C
     for place in range(len(candidates)):
         row = candidates[place]
         decodes, want = in_decode(case, row), least_wanted(case, row)
-        given = 0 if decodes else room.num_given
+        given = 0 if decodes else given_to(case, row, room.given)
         granted = min(want, left + given)
         if phase != _Phase.ANY:
             granted = min(want, left_to_phase + given)
@@ -175,6 +175,6 @@ def less_room(room: Room, entering: IntArray, claims: Claims, case: Case) -> Roo
         room.num_seqs - len(entering),
         room.num_prefills - num_prefills,
         less(room.tokens, num_prefill_tokens, num_decode_tokens),
-        room.num_given,
+        room.given,
         room.ran_out,
     )

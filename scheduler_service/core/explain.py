@@ -31,7 +31,7 @@ from scheduler_service.core.composition import holds_one_phase, share_tokens
 from scheduler_service.core.executor_plan import ExecutorPlan, Explanations, Reason
 from scheduler_service.core.memory import new_blocks
 from scheduler_service.core.ordering import comes_before_in_queue, in_order
-from scheduler_service.core.policy import HeadOfLine, Ordering, Policy
+from scheduler_service.core.policy import HeadOfLine, Ordering, Policy, PrefillSharing
 from scheduler_service.core.rank import rank_requests
 from scheduler_service.core.rows import mark, nowhere, places_where, zeros
 from scheduler_service.core.shared_prefix import Held, held_back
@@ -118,9 +118,10 @@ def why_each(fates: Fates, case: Case) -> Why:
     rank_requests(case)
     count = len(case.rank)
     why = Why(zeros(count), zeros(count), zeros(count), zeros(count))
+    has_tokens = _have_tokens(fates, case)
     for row in range(count):
         if is_on_device(case, row):
-            reason = _why_not_run(fates, case, row)
+            reason = _why_not_run(fates, case, row, has_tokens[row])
             is_short = reason == Reason.WAITING_FOR_BLOCKS or reason == Reason.WAITING_FOR_TOKEN_BUDGET
             _write(why, row, reason, 1 if is_short else 0, 0, 0)
         else:
@@ -151,15 +152,30 @@ def _write(why: Why, row: int, reason: int, needed: int, available: int, behind_
     why.behind_id[row] = behind_id
 
 
+@compiled
+def _have_tokens(fates: Fates, case: Case) -> BoolArray:
+    """Which of those that run have tokens of the pass, whether or not there are blocks for them."""
+    has_tokens = nowhere(len(case.rank))
+    running = in_order(rows_with(RequestStatus.RUNNING, case), case)
+    num_tokens = share_tokens(running, case)
+    # Prompts that run nothing where others enter have given way to them.
+    gives_way = case.policy.prefill_sharing == PrefillSharing.IN_ORDER
+    gives_way = gives_way and len(fates.admitted) + len(fates.resumed) > 0
+    for place in range(len(running)):
+        row = running[place]
+        has_tokens[row] = num_tokens[place] > 0 and (in_decode(case, row) or not gives_way)
+    return has_tokens
+
+
 @lean
-def _why_not_run(fates: Fates, case: Case, row: int) -> int:
+def _why_not_run(fates: Fates, case: Case, row: int, has_tokens: bool) -> int:
     """Why one on the device runs nothing."""
     if case.requests[STATUS, row] == RequestStatus.LOADING:
         return Reason.WAITING_FOR_KV
     of_one_phase = holds_one_phase(case.policy.batch_composition) and len(fates.scheduled) > 0
     if of_one_phase and in_decode(case, row) != in_decode(case, fates.scheduled[0]):
         return Reason.WAITING_FOR_PHASE
-    if new_blocks(case, row, case.requests[NUM_COMPUTED_TOKENS, row] + 1) > 0:
+    if has_tokens and new_blocks(case, row, case.requests[NUM_COMPUTED_TOKENS, row] + 1) > 0:
         return Reason.WAITING_FOR_BLOCKS
     return Reason.WAITING_FOR_TOKEN_BUDGET
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.policy import Ordering, Policy
+from scheduler_service.core.policy import Ordering, Policy, PrefillSharing
 from scheduler_service.core.state import ExecutorState, RequestStatus
 
 _FARTHEST, _CLASS = 2**59, 2**61
@@ -29,6 +29,8 @@ def lateness_ranks(executor: ExecutorState, policy: Policy) -> list[int]:
         ranks[row] = _CLASS + min(lacking[row], _FARTHEST)
     prompts = [0 if decodes else tokens for decodes, tokens in zip(_in_decode(executor), lacking, strict=True)]
     num_tokens = sum(prompts[row] for row in set(range(len(table))) - set(young))
+    in_progress = [row for row in _in_progress(executor, policy) if waited[row] < aging_us and waited[row] <= target_us]
+    num_ahead = num_tokens - sum(prompts[row] for row in in_progress)
     token_us, pass_tokens = _prefills_of_a_pass(executor, policy)
     in_time: list[tuple[int, int, int]] = []
 
@@ -50,9 +52,27 @@ def lateness_ranks(executor: ExecutorState, policy: Policy) -> list[int]:
             in_time.remove(longest)
         in_time.append((-lacking[row], -place, row))
         num_tokens = with_it
-    for _, _, row in in_time:
-        ranks[row] = arrivals[row]
+    # The last of those that are in time is the longest that can wait for all of them, and so on with the others.
+    left = sorted(
+        [*in_progress, *(row for _, _, row in in_time)],
+        key=lambda row: (int(table.arrival_time_us[row]), int(table.id[row])),
+    )
+    while left:
+        until_all_are_done_us = (num_ahead + sum(prompts[row] for row in left)) * token_us
+        can_wait = [row for row in left if until_all_are_done_us <= 0.5 * target_us - waited[row]]
+        last = max(reversed(can_wait), key=lambda row: lacking[row]) if can_wait else left[-1]
+        left.remove(last)
+        ranks[last] = len(left)
     return ranks
+
+
+def _in_progress(executor: ExecutorState, policy: Policy) -> list[int]:
+    """Prompts that give way to others, and run for the first time."""
+    if policy.prefill_sharing is not PrefillSharing.IN_ORDER:
+        return []
+    table = executor.requests
+    is_first = (table.num_output_tokens == 0) & (table.num_preemptions == 0)
+    return [row for row in range(len(table)) if is_first[row] and table.status[row] == RequestStatus.RUNNING]
 
 
 def _prefills_of_a_pass(executor: ExecutorState, policy: Policy) -> tuple[float, int]:

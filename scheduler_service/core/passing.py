@@ -31,6 +31,7 @@ from scheduler_service.core.case import (
 )
 from scheduler_service.core.claims import Claims, Room, claims_of, less_room
 from scheduler_service.core.compiled import compiled, lean, rule
+from scheduler_service.core.giving_way import given_to
 from scheduler_service.core.memory import blocks_for, blocks_in_all, blocks_taken_up, kept_free
 from scheduler_service.core.policy import Admission, HeadOfLine
 from scheduler_service.core.rows import count_up, joined, nowhere, those_at, those_where, zeros
@@ -97,7 +98,7 @@ def _fit_alone(rows: IntArray, room: Room, case: Case, admission: int) -> BoolAr
         decodes = in_decode(case, row)
         left = room.tokens.num_decode_tokens
         if not decodes:
-            left = room.tokens.num_prefill_tokens + room.num_given
+            left = room.tokens.num_prefill_tokens + given_to(case, row, room.given)
         num_blocks = room.num_blocks - kept_free(case, row, len(room.on_device))
         has_slot = decodes or room.num_prefills > 0
         needed = blocks_taken_up(case, row, admission) - blocks_taken_by(case, row, room.num_users)
@@ -279,6 +280,6 @@ def _with_blocks(room: Room, num_blocks: int) -> Room:
         room.num_seqs,
         room.num_prefills,
         room.tokens,
-        room.num_given,
+        room.given,
         room.ran_out,
     )

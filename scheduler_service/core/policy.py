@@ -59,6 +59,7 @@ class PrefillSharing(IntEnum):
 
     FIRST_COME = 1
     EQUAL = 2
+    IN_ORDER = 3
 
 
 class BatchComposition(IntEnum):

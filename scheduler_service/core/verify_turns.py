@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_service.core.facts import Facts, Findings, Invariant, RequestFacts, ceil_div
-from scheduler_service.core.policy import Admission, BatchComposition, HeadOfLine, Ordering, Preemption
+from scheduler_service.core.policy import Admission, BatchComposition, HeadOfLine, Ordering, Preemption, PrefillSharing
 from scheduler_service.core.state import RequestStatus
 
 
@@ -105,7 +105,8 @@ def _is_held(request: RequestFacts, facts: Facts) -> bool:
 
 def _some_may_have_paused(facts: Facts) -> bool:
     """Whether those that enter may have taken the tokens, or the blocks, of those that run."""
-    mixed = facts.policy.batch_composition is BatchComposition.MIXED
+    nobody_gives_way = facts.policy.prefill_sharing is not PrefillSharing.IN_ORDER
+    mixed = facts.policy.batch_composition is BatchComposition.MIXED and nobody_gives_way
     return bool(facts.entering) and not (mixed and not facts.evicted)
 
 

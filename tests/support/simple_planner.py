@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from scheduler_service.core.facts import RequestFacts, blocks_counted_twice, ceil_div, request_facts
-from scheduler_service.core.policy import Admission, Policy, Preemption, PrefillSharing
+from scheduler_service.core.policy import Admission, Ordering, Policy, Preemption, PrefillSharing
 from scheduler_service.core.state import ExecutorState, RequestStatus
 
 
@@ -125,12 +125,9 @@ class SimplePlanner:
         num_running = len(stay) + len(self.loading())
         num_prefills = sum(not request.in_decode and tokens[request.id] > 0 for request in stay)
         most_prefills = self.policy.max_num_partial_prefills or self.limits.max_num_seqs + len(self.requests)
-        most_given = 0
-        if self.policy.prefill_sharing is PrefillSharing.EQUAL:
-            most_given = sum(max(tokens[r.id] - self.limits.block_size, 0) for r in stay if not r.in_decode)
         entered: list[RequestFacts] = []
         for request in queue:
-            given = 0 if request.in_decode else most_given
+            given = 0 if request.in_decode else self.given_to(request, stay, tokens)
             num_prefills += not request.in_decode
             shared = blocks_counted_twice([*entered, request]) - blocks_counted_twice(entered)
             need = request.blocks_held(self.limits, self.policy) - shared
@@ -146,7 +143,28 @@ class SimplePlanner:
             entered.append(request)
         if entered and self.policy.prefill_sharing is PrefillSharing.EQUAL:
             self.share_anew(stay, entered, tokens)
+        if self.policy.prefill_sharing is PrefillSharing.IN_ORDER:
+            self.make_way(stay, entered, tokens)
         return [request.id for request in entered]
+
+    def given_to(self, request: RequestFacts, stay: list[RequestFacts], tokens: dict[int, int]) -> int:
+        """Tokens that prompts in progress give up for one that would enter."""
+        in_progress = [r for r in stay if not r.in_decode]
+        if self.policy.prefill_sharing is PrefillSharing.EQUAL:
+            return sum(max(tokens[r.id] - self.limits.block_size, 0) for r in in_progress)
+        if self.policy.prefill_sharing is PrefillSharing.IN_ORDER:
+            return sum(tokens[r.id] for r in in_progress if self.turn(request) < self.turn(r))
+        return 0
+
+    def turn(self, request: RequestFacts) -> float:
+        return request.rank[1] if self.policy.ordering is Ordering.FAIR else request.rank[0]
+
+    def make_way(self, stay: list[RequestFacts], entered: list[RequestFacts], tokens: dict[int, int]) -> None:
+        """IN_ORDER: token by token, the last of those in progress gives up what is too much."""
+        in_progress = sorted((r for r in stay if not r.in_decode), key=self.turn)
+        while sum(tokens[r.id] for r in [*stay, *entered]) > self.limits.max_num_batched_tokens:
+            last = [r for r in in_progress if tokens[r.id] > 0][-1]
+            tokens[last.id] -= 1
 
     def least_wanted(self, request: RequestFacts) -> int:
         want = min(request.lacks, self.policy.chunk_size_tokens)

@@ -91,6 +91,43 @@ long ones longer. In chunks that are small beside the pass there is room for oth
         and rows[ONE].longest_gap_ms < rows[TWO].longest_gap_ms < rows[CHUNKS].longest_gap_ms
     ),
 )
+ALONE, IN_ORDER = f"aging_seconds=60,{WHOLE}", "prefill_sharing=IN_ORDER"
+BY_LENGTH = f"ordering=SHORTEST_PREFILL_FIRST,{ALONE}"
+BY_LATENESS = f"ordering=FEWEST_LATE,target_time_to_first_token_us=4000000,{ALONE}"
+GIVING_WAY = Claim(
+    title="A long prompt that gives way",
+    words="""
+In chunks as large as the pass, an order by length alone still leaves short prompts behind a long one that has begun.
+IN_ORDER lets them pass, and their slowest first tokens come in less than half of the time; the long ones end little
+later, since the work is the same. Under FEWEST_LATE a long prompt gives way for half of the target: the slowest of
+the long ones are no later for it, and first tokens come a fifth sooner on average.
+""",
+    plays={
+        "": compare(
+            f"{WORKLOADS}/lengths.toml --requests 400",
+            f"ordering=FIFO,{ALONE}",
+            BY_LENGTH,
+            f"{BY_LENGTH},{IN_ORDER}",
+            BY_LATENESS,
+            f"{BY_LATENESS},{IN_ORDER}",
+        )
+    },
+    shown=(
+        "TTFT mean / p50 / p99, ms",
+        "short: TTFT mean / p50 / p99, ms",
+        "long: TTFT mean / p50 / p99, ms",
+        "bound on waiting",
+    ),
+    holds=lambda rows: (
+        tenant(rows[f"{BY_LENGTH},{IN_ORDER}"], "short").ttft.p99_ms
+        < 0.5 * tenant(rows[BY_LENGTH], "short").ttft.p99_ms
+        and tenant(rows[f"{BY_LENGTH},{IN_ORDER}"], "long").ttft.mean_ms
+        < 1.1 * tenant(rows[BY_LENGTH], "long").ttft.mean_ms
+        and tenant(rows[f"{BY_LATENESS},{IN_ORDER}"], "long").ttft.p99_ms
+        <= tenant(rows[BY_LATENESS], "long").ttft.p99_ms
+        and rows[f"{BY_LATENESS},{IN_ORDER}"].ttft.mean_ms < 0.8 * rows[BY_LATENESS].ttft.mean_ms
+    ),
+)
 TARGETS = tuple(f"target_inter_token_latency_us={milliseconds}000" for milliseconds in (200, 100, 50, 20))
 FACTORS = tuple(f"max_inter_token_slowdown={factor}" for factor in (8, 4, 2))
 BOUNDS = Claim(
@@ -113,7 +150,7 @@ its passes grow with the number that decode. At 2 it is too small for this load.
         and rows[FACTORS[2]].requests_per_s < 0.8 * rows[MIXED].requests_per_s
     ),
 )
-CLAIMS = (COMPOSITION, SIDE_BY_SIDE, BOUNDS)
+CLAIMS = (COMPOSITION, SIDE_BY_SIDE, GIVING_WAY, BOUNDS)
 NAME, TITLE = "passes", "What shares a pass"
 
 

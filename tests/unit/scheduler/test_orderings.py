@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, permutations
 from random import Random
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from scheduler_service.core.case import case_of
 from scheduler_service.core.plan import plan_executor
-from scheduler_service.core.policy import Ordering, Policy
+from scheduler_service.core.policy import Ordering, Policy, PrefillSharing
 from scheduler_service.core.rank import log2_interpolated, ordinal, rank_requests, tenant_counters
 from scheduler_service.core.state import ExecutorLimits, ExecutorState, Tenant, Tenants
 from support.arithmetic_executor import ITERATION_US, ArithmeticExecutor
@@ -198,13 +199,12 @@ FEWEST_LATE = Policy(ordering=Ordering.FEWEST_LATE, aging_seconds=0.5, target_ti
 
 
 def in_time(state: ExecutorState, policy: Policy) -> set[int]:
-    """Ids of those that wait whose first token can be in time, as the planner has it: they rank by arrival."""
+    """Ids of those that wait whose first token can be in time, as the planner has it: their ranks count from 0."""
     case = case_of(state, policy)
     rank_requests(case)
-    arrivals = state.requests.arrival_time_us
-    return {
-        int(id) for id, rank, arrival in zip(state.requests.id, case.rank, arrivals, strict=True) if rank == arrival
-    }
+    ranks = {int(id): int(rank) for id, rank in zip(state.requests.id, case.rank, strict=True) if 0 <= rank < 2**61}
+    assert sorted(ranks.values()) == list(range(len(ranks)))
+    return set(ranks)
 
 
 def most_in_time(state: ExecutorState, token_us: float, policy: Policy) -> int:
@@ -230,6 +230,71 @@ def test_as_few_first_tokens_are_late_as_can_be(seed: int) -> None:
     state = executor_of(*rows, max_num_batched_tokens=64, latency=LATENCY)
     chosen = in_time(state, FEWEST_LATE)
     assert len(chosen) == most_in_time(state, 1640 / 64, FEWEST_LATE)
+
+
+def ranked(state: ExecutorState, policy: Policy) -> list[int]:
+    """Ids in the order of their ranks."""
+    case = case_of(state, policy)
+    rank_requests(case)
+    return state.requests.id[np.argsort(case.rank)].tolist()
+
+
+def test_those_in_time_go_the_shorter_first_as_far_as_the_longer_can_wait() -> None:
+    """Half of their target all may wait for others. Of the orders that keep nobody waiting longer none is sooner."""
+    policy, num_with_such_an_order = replace(FEWEST_LATE, target_time_to_first_token_us=6000), 0
+    for seed in range(30):
+        random = Random(seed)
+        lengths = {id: random.randrange(1, 30) for id in range(1, 7)}
+        waited_us = {id: random.randrange(1500) for id in lengths}
+        rows = [waiting(i, arrival_time_us=NOW_US - waited_us[i], num_prompt_tokens=lengths[i]) for i in lengths]
+        state = executor_of(*rows, max_num_batched_tokens=64, latency=LATENCY)
+        assert in_time(state, policy) == set(lengths)
+
+        def times_us(
+            ids: Sequence[int], lengths: dict[int, int] = lengths, waited: dict[int, int] = waited_us
+        ) -> list[float]:
+            """From the arrival of each until its prompt is done."""
+            return [
+                waited[i] + end * 1640 / 64 for i, end in zip(ids, accumulate(lengths[i] for i in ids), strict=True)
+            ]
+
+        chosen = times_us(ranked(state, policy))
+        orders = [times for times in map(times_us, permutations(lengths)) if max(times) <= 3000]
+        num_with_such_an_order += len(orders) > 0
+        assert max(chosen) <= (3000 if orders else 6000), seed
+        if orders:
+            assert sum(chosen) == pytest.approx(min(map(sum, orders))), seed
+    assert 10 < num_with_such_an_order < 30
+
+
+IN_ORDER = replace(FEWEST_LATE, prefill_sharing=PrefillSharing.IN_ORDER, target_time_to_first_token_us=6000)
+
+
+def tokens_beside_one_in_progress(policy: Policy, **of_it: int) -> dict[int, int]:
+    """Of 1, which runs and lacks 100 tokens unless said, and 2, which waits and has 10; the budget is 64."""
+    columns = {"arrival_time_us": NOW_US - 100, "num_prompt_tokens": 100, "num_output_tokens": 0}
+    one = running(1, **columns | {"num_computed_tokens": 0, "num_blocks": 0} | of_it)
+    two = waiting(2, arrival_time_us=NOW_US, num_prompt_tokens=10)
+    plan = plan_executor(executor_of(one, two, max_num_batched_tokens=64, latency=LATENCY), policy)
+    return dict(zip(plan.scheduled.id.tolist(), plan.scheduled.num_tokens.tolist(), strict=True))
+
+
+def test_a_prompt_in_progress_gives_way_to_a_shorter_one_while_it_can_wait() -> None:
+    assert tokens_beside_one_in_progress(replace(IN_ORDER, prefill_sharing=PrefillSharing.FIRST_COME)) == {1: 64}
+    assert tokens_beside_one_in_progress(IN_ORDER) == {2: 10, 1: 54}
+    # 110 tokens take 2,819 us, and half of the target is 3,000.
+    assert tokens_beside_one_in_progress(IN_ORDER, arrival_time_us=NOW_US - 180) == {2: 10, 1: 54}
+    assert tokens_beside_one_in_progress(IN_ORDER, arrival_time_us=NOW_US - 190) == {1: 64}
+    # One that will be late, or is, does not make others late, too.
+    assert tokens_beside_one_in_progress(IN_ORDER, arrival_time_us=NOW_US - 7000) == {1: 64}
+    # One that lacks less than the other has is the shorter.
+    assert tokens_beside_one_in_progress(IN_ORDER, num_computed_tokens=92, num_blocks=6) == {1: 8, 2: 10}
+
+
+def test_a_request_whose_answer_has_begun_gives_way_to_nobody() -> None:
+    """It computes again what an eviction took, and its reader waits for the next token."""
+    assert tokens_beside_one_in_progress(IN_ORDER, num_output_tokens=1) == {1: 64}
+    assert tokens_beside_one_in_progress(IN_ORDER, num_preemptions=1) == {1: 64}
 
 
 def test_who_runs_or_decodes_is_counted_before_those_that_wait() -> None:

@@ -9,7 +9,7 @@ import pytest
 from scheduler_service.core.executor_plan import EvictMode, ExecutorPlan, Reason
 from scheduler_service.core.explain import explain_executor
 from scheduler_service.core.plan import plan_executor
-from scheduler_service.core.policy import Eviction, Policy
+from scheduler_service.core.policy import Admission, Eviction, Ordering, Policy, Preemption, PrefillSharing
 from scheduler_service.core.state import ExecutorLimits
 from support.arithmetic_executor import ArithmeticExecutor
 from support.states import LATENCY, executor_of, loading, preempted, running, swapped, waiting
@@ -226,3 +226,18 @@ def test_an_executor_without_requests_gets_an_empty_plan() -> None:
     assert tokens(plan) == {}
     assert plan.shortfall is None
     assert plan.predicted_time_us == 0
+
+
+def test_a_prompt_without_tokens_waits_for_these_and_not_for_the_block_that_they_would_need() -> None:
+    begun = {"num_prompt_tokens": 100, "num_output_tokens": 0, "num_computed_tokens": 16, "num_blocks": 1}
+    state = executor_of(running(1, **begun), running(2, **begun), max_num_batched_tokens=64)
+    explained = explain_executor(state, plan_executor(state, FIFO), FIFO)
+    assert explained.reason.tolist() == [Reason.PREFILL_TOKEN_BUDGET, Reason.WAITING_FOR_TOKEN_BUDGET]
+    in_order = Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST, prefill_sharing=PrefillSharing.IN_ORDER)
+    state = executor_of(running(1, **begun), waiting(2, num_prompt_tokens=64), max_num_batched_tokens=64)
+    explained = explain_executor(state, plan_executor(state, in_order), in_order)
+    assert explained.reason.tolist() == [Reason.WAITING_FOR_TOKEN_BUDGET, Reason.PREFILL]
+    never = Policy(admission=Admission.RESERVE, preemption=Preemption.NEVER)
+    state = executor_of(running(1, **begun), num_free_blocks=0)
+    explained = explain_executor(state, plan_executor(state, never), never)
+    assert explained.reason.tolist() == [Reason.WAITING_FOR_BLOCKS]

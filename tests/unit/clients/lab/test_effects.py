@@ -116,19 +116,33 @@ def test_the_shortest_prefill_first_makes_fewer_wait_long_and_the_long_prompts_p
     assert shortest[0] > fifo[0]
 
 
-@pytest.mark.parametrize(("target_ms", "same_as"), [(LATE_MS, "FIFO"), (1, "SHORTEST_PREFILL_FIRST")])
-def test_fewest_late_is_fifo_where_all_can_be_in_time_and_by_size_where_nobody_can(
-    target_ms: int, same_as: str
-) -> None:
-    fewest, other = (
+@pytest.mark.parametrize("target_ms", [LATE_MS, 1])
+def test_fewest_late_goes_by_size_where_all_can_wait_and_where_nobody_can_be_in_time(target_ms: int) -> None:
+    fewest, by_size = (
         waits_ms(played(LENGTHS, settings, max_num_seqs=1))
         for settings in (
             f"ordering=FEWEST_LATE,target_time_to_first_token_us={target_ms * 1000}",
-            f"ordering={same_as},aging_seconds=1000",
+            "ordering=SHORTEST_PREFILL_FIRST,aging_seconds=1000",
         )
     )
 
-    assert fewest == other
+    assert fewest == by_size
+
+
+def test_fewest_late_goes_by_arrival_where_nobody_can_wait_and_all_can_be_in_time() -> None:
+    """The first takes 36 ms, and with what waits then the others would take longer than half of 120."""
+    workload = workload_of((0, 2000, 2), (1, 100, 2), (2, 2000, 2), (3, 100, 2))
+    tight, wide, by_arrival = (
+        waits_ms(played(workload, settings, max_num_seqs=1))
+        for settings in (
+            "ordering=FEWEST_LATE,target_time_to_first_token_us=120000",
+            "ordering=FEWEST_LATE,target_time_to_first_token_us=200000",
+            "ordering=FIFO",
+        )
+    )
+
+    assert tight == by_arrival
+    assert wide[3] < wide[2]
 
 
 def test_fair_charged_for_blocks_lets_those_pass_that_hold_few() -> None:

@@ -48,6 +48,7 @@ class PrefillSharing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREFILL_SHARING_UNSPECIFIED: _ClassVar[PrefillSharing]
     PREFILL_SHARING_FIRST_COME: _ClassVar[PrefillSharing]
     PREFILL_SHARING_EQUAL: _ClassVar[PrefillSharing]
+    PREFILL_SHARING_IN_ORDER: _ClassVar[PrefillSharing]
 
 class BatchComposition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -89,6 +90,7 @@ EVICTION_AUTO: Eviction
 PREFILL_SHARING_UNSPECIFIED: PrefillSharing
 PREFILL_SHARING_FIRST_COME: PrefillSharing
 PREFILL_SHARING_EQUAL: PrefillSharing
+PREFILL_SHARING_IN_ORDER: PrefillSharing
 BATCH_COMPOSITION_UNSPECIFIED: BatchComposition
 BATCH_COMPOSITION_MIXED: BatchComposition
 BATCH_COMPOSITION_PREFILL_FIRST: BatchComposition
