@@ -2,10 +2,11 @@
 
 Passes cost a fixed time and so much for each token, so each request brings work that nobody can do for another: its
 prompt's tokens, less the blocks that an earlier request had; its decodes, with the KV that they read; and its part of
-the fixed time of passes that are as full as they can be. The executors are taken for one machine, as fast as all of
-them, that may be divided at will. On such a machine shortest remaining work first has the least mean latency (Schrage
-1968), and any schedule that never idles ends first; and alone on an executor no answer is faster than its own passes.
-What is left out (full caches, passes that are not full) makes the bounds looser, never wrong.
+the fixed time of passes that are as full as they can be: of requests, of tokens, or of KV that is held side by side.
+The executors are taken for one machine, as fast as all of them, that may be divided at will. On such a machine shortest
+remaining work first has the least mean latency (Schrage 1968), and any schedule that never idles ends first; and alone
+on an executor no answer is faster than its own passes. What is left out (the KV of blocks that several have, passes
+that are not full) makes the bounds looser, never wrong.
 
 Goodput asks for a first token in time: for a prompt that is computed within the target of its arrival. Of the work of
 prompts alone that machine can end so many in time and no more, whatever it does with the rest. Decodes are left out,
@@ -15,6 +16,7 @@ since an answer may go on as slowly as its own target allows.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +46,20 @@ def bounds_of(workload: Workload, fleet: Fleet, ttft_us: int) -> Bounds:
     cost = hardware.cost or PassCost.of(hardware.latency)
     prefills, decodes = _uncached_tokens(workload), workload.num_output_tokens - 1.0
     # A decode reads its prompt and the tokens before it.
-    kv_tokens = decodes * workload.num_prompt_tokens + decodes * (decodes - 1) / 2
+    of_answers = decodes * (decodes - 1) / 2
+    kv_tokens = decodes * workload.num_prompt_tokens + of_answers
     own_us = cost.prefill_token_us * prefills + cost.decode_request_us * decodes + cost.kv_token_us * kv_tokens
     alone_us = own_us + cost.pass_us * (np.ceil(prefills / limits.max_num_batched_tokens) + decodes)
     arrival_us = workload.arrival_us.astype(np.float64)
     mean_us, end_us = float(alone_us.mean()), float((arrival_us + alone_us).max())
-    # A pass is full when it has as many requests, or as many tokens, as it may: each gives a bound.
-    for passes in (decodes / limits.max_num_seqs, (prefills + decodes) / limits.max_num_batched_tokens):
+    # A pass is full when it has as many requests, as many tokens, or as much KV as it may: each gives a bound. A decode
+    # holds what it reads, a chunk its own tokens at least. What others may have too counts for nobody.
+    held = prefills + decodes * _own_tokens(workload) + of_answers
+    for passes in (
+        decodes / limits.max_num_seqs,
+        (prefills + decodes) / limits.max_num_batched_tokens,
+        held / (limits.num_blocks * limits.block_size),
+    ):
         work_us = (own_us + cost.pass_us * passes) / fleet.num_executors
         ends_us = _shortest_remaining_first(arrival_us, work_us)
         mean_us, end_us = max(mean_us, float((ends_us - arrival_us).mean())), max(end_us, float(ends_us.max()))
@@ -113,6 +122,14 @@ def _uncached_tokens(workload: Workload) -> Column:
         cached[index] = PREFIX_BLOCK_TOKENS * sum(block in seen for block in blocks)
         seen.update(blocks)
     return np.maximum(workload.num_prompt_tokens - cached, 1.0)
+
+
+def _own_tokens(workload: Workload) -> Column:
+    """[num_requests] of each prompt, what is in no block that another request has too."""
+    prefixes = [workload.prefixes[index].tolist() for index in range(len(workload))]
+    num_holders = Counter(block for blocks in prefixes for block in blocks)
+    num_shared = np.array([sum(num_holders[block] > 1 for block in blocks) for blocks in prefixes], dtype=np.float64)
+    return np.maximum(workload.num_prompt_tokens - PREFIX_BLOCK_TOKENS * num_shared, 0.0)
 
 
 def _shortest_remaining_first(arrival_us: Column, work_us: Column) -> Column:

@@ -81,11 +81,37 @@ def test_what_an_earlier_prompt_had_is_no_work(bounds: ModuleType) -> None:
     assert bounds.bounds_of(alike, fleet, 20_000).requests_per_s == pytest.approx(2 / (688 * token_us * 1e-6))
 
 
+def test_a_cache_that_holds_few_answers_at_once_bounds_how_full_passes_are(bounds: ModuleType) -> None:
+    # 64 decodes each, which hold 64 to 127 tokens of the 128 that there are blocks for: two never share a pass.
+    hardware, workload = hardware_of(num_blocks=8), workload_of(*[(0, 64, 65)] * 4)
+    held = 64 + 64 * 64 + 64 * 63 // 2
+    latency = hardware.latency
+    own_us = 64 * latency.prefill_token_us + 64 * latency.decode_request_us
+    own_us += (64 * 64 + 64 * 63 // 2) * latency.kv_token_us
+    end_us = 4 * (own_us + latency.pass_us * held / 128)
+    assert bounds.bounds_of(workload, Fleet(hardware=hardware), 10**9).requests_per_s == pytest.approx(4e6 / end_us)
+
+
+def test_what_several_hold_together_counts_for_nobody(bounds: ModuleType) -> None:
+    """Six answers to one prompt fit beside each other in a cache that holds one and a bit of as many prompts."""
+    fleet = Fleet(hardware=hardware_of(num_blocks=64, max_model_len=600))
+    columns = [(0, 513, 65), *[(20, 513, 65)] * 5]
+    alike = workload_of(*columns, prefixes=[np.zeros(1, dtype=np.int32)] * 6)
+    others = workload_of(*columns, prefixes=list(np.arange(6, dtype=np.int32)[:, None]))
+    played = figures_of(simulate(alike, fleet, Policy()), Targets(ttft_us=2**60, itl_us=2**60))
+    assert played.num_cached_tokens == 5 * 512
+    most_of_others, most_of_alike = (bounds.bounds_of(w, fleet, 10**9).requests_per_s for w in (others, alike))
+    assert most_of_others < played.requests_per_s <= most_of_alike
+
+
 @pytest.mark.parametrize("ordering", [Ordering.FIFO, Ordering.SHORTEST_PREFILL_FIRST, Ordering.FEWEST_LATE])
 @pytest.mark.parametrize("num_executors", [1, 2])
-def test_no_play_is_beyond_the_bounds(bounds: ModuleType, ordering: Ordering, num_executors: int) -> None:
+@pytest.mark.parametrize("num_blocks", [2000, 90])
+def test_no_play_is_beyond_the_bounds(
+    bounds: ModuleType, ordering: Ordering, num_executors: int, num_blocks: int
+) -> None:
     workload = drawn_workload(60, mean_gap_ms=12.0 / num_executors)
-    hardware = hardware_of(num_blocks=2000, max_model_len=2000)
+    hardware = hardware_of(num_blocks=num_blocks, max_model_len=1400)
     fleet = Fleet(hardware=hardware, num_executors=num_executors)
     targets = Targets(ttft_us=40_000, itl_us=2**60)
     policy = Policy(ordering=ordering, target_time_to_first_token_us=targets.ttft_us)
