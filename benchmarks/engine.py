@@ -117,7 +117,8 @@ def _engines(args: argparse.Namespace, model: Path) -> Iterator[list[Engine]]:
         prefix_cache="off",  # repetitions send the same prompts again
     )
     with ExitStack() as stack:
-        engines: list[Engine] = []
+        # First, so that each starts beside none that takes memory and the files in it.
+        engines: list[Engine] = [stack.enter_context(running_stack(settings))]
         if args.vllm_url:
             engines.append(running_vllm_server(args.vllm_python, args.vllm_url))
         elif args.vllm_python:
@@ -126,7 +127,6 @@ def _engines(args: argparse.Namespace, model: Path) -> Iterator[list[Engine]]:
             engines.append(
                 stack.enter_context(vllm_server(args.vllm_python, model, log, max_num_seqs=args.max_num_seqs))
             )
-        engines.insert(0, stack.enter_context(running_stack(settings)))
         yield engines
 
 
