@@ -40,7 +40,7 @@ def _serve(config: Config) -> int:
     # five times as many cost half of the throughput where another program has one of two cores
     # (benchmarks/shared_cores.py). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
-    from executor_service.heap import begin_start
+    from executor_service.heap import begin_start, end_imports
 
     begin_start()
     # torch takes a second to import: settings are checked first.
@@ -55,6 +55,8 @@ def _serve(config: Config) -> int:
     from service_shell.pem import TlsError
     from service_shell.recording_file import RecordingError
     from service_shell.watched_file import FileError
+
+    end_imports()
 
     async def serve() -> int:
         return await Server(config).run()
