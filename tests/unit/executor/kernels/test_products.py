@@ -12,6 +12,7 @@ import torch
 from executor_service.kernels import build as building
 from executor_service.kernels.build import build
 from executor_service.kernels.products import Products
+from executor_service.model.gguf import default_cache_dir
 from support.kernels import compiled_kernels
 
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
@@ -26,7 +27,7 @@ BUILDS = {
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Products:
+def products(request: pytest.FixtureRequest) -> Products:
     found = compiled_kernels(torch.bfloat16).products
     if found is None:
         pytest.skip("this processor has no AVX-512")
@@ -38,7 +39,8 @@ def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         sources = (Path(building.__file__).with_name(name) for name in SOURCES)
         patch.setattr(building, "SOURCES", tuple(sources))
         patch.setattr(building, "FLAGS", (*building.FLAGS, *BUILDS[request.param]))
-        found = Products.of(ctypes.CDLL(str(build(tmp_path_factory.mktemp("kernels"), print))))
+        # Kept beside the executor's own, by sources and flags: each takes the compiler ten seconds.
+        found = Products.of(ctypes.CDLL(str(build(default_cache_dir(), print))))
     assert found is not None
     assert not found.uses_tiles
     return found

@@ -37,20 +37,27 @@ def prompts() -> list[list[int]]:
     return [rng.integers(0, 256, size=length).tolist() for length in PROMPT_LENS]
 
 
-def reference_tokens(loaded: LoadedModel, prompt: list[int]) -> list[int]:
-    loaded.model.set_attn_implementation("eager")
+@pytest.fixture(scope="module")
+def reference(published: LoadedModel) -> list[list[int]]:
+    """What transformers generates from each prompt by itself."""
+    published.model.set_attn_implementation("eager")
     try:
-        ids = torch.tensor([prompt])
-        generated = loaded.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_NEW_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
+        return [generate(published, prompt) for prompt in prompts()]
     finally:
-        loaded.model.set_attn_implementation("metronome_paged")
-    return generated[0, len(prompt) :].tolist()
+        published.model.set_attn_implementation("metronome_paged")
+
+
+def generate(published: LoadedModel, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    generated = published.model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    tokens: list[int] = generated[0, len(prompt) :].tolist()
+    return tokens
 
 
 def paged_tokens(loaded: LoadedModel, token_ids: list[list[int]], *, chunk_size: int) -> list[list[int]]:
@@ -76,14 +83,13 @@ def paged_tokens(loaded: LoadedModel, token_ids: list[list[int]], *, chunk_size:
 
 @pytest.mark.parametrize("chunk_size", [1, 5, 16, 128])
 def test_chunked_and_batched_passes_give_the_tokens_of_generate(
-    published: LoadedModel, loaded: LoadedModel, chunk_size: int
+    reference: list[list[int]], loaded: LoadedModel, chunk_size: int
 ) -> None:
-    expected = [reference_tokens(published, prompt) for prompt in prompts()]
-    assert paged_tokens(loaded, prompts(), chunk_size=chunk_size) == expected
+    assert paged_tokens(loaded, prompts(), chunk_size=chunk_size) == reference
 
 
-def test_reference_texts_are_not_all_alike(published: LoadedModel) -> None:
-    assert len({tuple(reference_tokens(published, prompt)) for prompt in prompts()}) == len(PROMPT_LENS)
+def test_reference_texts_are_not_all_alike(reference: list[list[int]]) -> None:
+    assert len({tuple(tokens) for tokens in reference}) == len(PROMPT_LENS)
 
 
 def test_a_pass_without_logits_rows_still_fills_the_cache(loaded: LoadedModel) -> None:
