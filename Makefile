@@ -45,7 +45,7 @@ node: $(VENV)/.ready ## Install Node into the virtual environment, where the mac
 
 .PHONY: test
 test: $(VENV)/.ready $(VENV)/.compiled $(VENV)/.model $(NODE_MODULES) ## Run the tests (under 10 minutes on two cores)
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not compose and not soak'
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not compose and not soak'
 
 .PHONY: soak-books
 soak-books: $(VENV)/.ready ## Put the KV blocks' books through a hundred thousand random operations (takes minutes)

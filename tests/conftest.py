@@ -14,13 +14,22 @@ from support.depth import register_profiles
 from support.services import Service, running_executor, running_scheduler
 from support.wire import Client, connected
 
+LONG_ONES = {"e2e", "property", "contract"}  # directories; their files take up to minutes, others seconds
+
 register_profiles()
-# Of the tests that run side by side each has as many threads as there are cores: they must not spin while they wait, as
-# executors do not. OpenMP reads this when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# Of the tests that run side by side each has as many threads as there are cores. Those that wait for one another sleep:
+# where they spin, on a core that another test needs, most of what a tiny model takes is waiting. OpenMP reads this when
+# torch is imported, here and in the executors that tests start.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # A shell has what it starts in the background ignore SIGINT, and all that this starts would ignore it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where workers share the files, those that take long go first: for one at the end all others would wait."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG_ONES.isdisjoint(item.nodeid.split("/")))
 
 
 @pytest.fixture(scope="session")
