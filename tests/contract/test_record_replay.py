@@ -17,7 +17,7 @@ from scheduler_service.profiles import load_profiles
 from support.recordings import recorded_files, records_in, write_recording
 from support.scheduler_process import COMMAND, plan_request, scheduler_process
 from support.services import SCHEDULER, Service, running_executor, started
-from support.wire import connected, greedy
+from support.wire import TIMEOUT_SECONDS, connected, greedy
 
 NUM_PLANS = 12
 
@@ -55,17 +55,23 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     with started(directory, [*SCHEDULER, "--port", "0", *arguments]) as service:
         with grpc.insecure_channel(service.address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            answers = [stub.Plan(request, timeout=10) for request in requests()]
+            answers = [stub.Plan(request, timeout=TIMEOUT_SECONDS) for request in requests()]
             with pytest.raises(grpc.RpcError):
-                stub.Plan(scheduler_pb2.PlanRequest(), timeout=10)
+                stub.Plan(scheduler_pb2.PlanRequest(), timeout=TIMEOUT_SECONDS)
         service.process.terminate()
         assert service.wait() == 0
         return Recording(paths=recorded_files(directory / "recordings"), answers=answers, log=service.log)
 
 
-def replay(paths: list[Path], *arguments: str) -> int:
-    with scheduler_process() as fresh:
-        return run_command(["replay", *map(str, paths), "--scheduler", fresh, *arguments])
+@pytest.fixture(scope="module")
+def replica() -> Iterator[str]:
+    """The address of a scheduler that has recorded nothing."""
+    with scheduler_process() as address:
+        yield address
+
+
+def replay(replica: str, paths: list[Path], *arguments: str) -> int:
+    return run_command(["replay", *map(str, paths), "--scheduler", replica, *arguments])
 
 
 def test_every_plan_is_recorded_with_its_policy_in_full(
@@ -80,29 +86,33 @@ def test_every_plan_is_recorded_with_its_policy_in_full(
     assert chunk_sizes == [of_kind[iteration % 4] for iteration in range(1, NUM_PLANS + 1)]
 
 
-def test_a_fresh_replica_replays_byte_for_byte(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
-    assert replay(recording.paths) == 0
+def test_another_replica_replays_byte_for_byte(
+    recording: Recording, replica: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(replica, recording.paths) == 0
     assert capsys.readouterr().out == f"{NUM_PLANS} plans: no difference\n"
 
 
 def test_a_plan_that_was_changed_is_found(
     recording: Recording,
+    replica: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     records = records_in(recording.paths)
     records[4].response.plans[0].digest += 1
-    assert replay(write_recording(tmp_path, records)) == 1
+    assert replay(replica, write_recording(tmp_path, records)) == 1
     assert "record 5: the first that differs, after 4 that do not" in capsys.readouterr().out
 
 
 def test_another_policy_decides_otherwise(
     recording: Recording,
+    replica: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "policy.json").write_text('{"chunkSizeTokens": 7}')
-    assert replay(recording.paths, "--policy", str(tmp_path / "policy.json"), "--diff") == 0
+    assert replay(replica, recording.paths, "--policy", str(tmp_path / "policy.json"), "--diff") == 0
     shown = capsys.readouterr().out
     # Those with the policy decide as recorded, and explanations do not count.
     assert f"{NUM_PLANS} plans: {NUM_PLANS - NUM_PLANS // 4} decide otherwise" in shown
@@ -121,7 +131,11 @@ def test_the_shadow_says_how_it_differs(
 
 
 def test_an_executor_records_what_its_scheduler_answered(
-    tmp_path: Path, tiny_model_directory: Path, scheduler: Service, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_model_directory: Path,
+    scheduler: Service,
+    replica: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ("--record-dir", str(tmp_path / "recordings"), "--executor-id", "recorded")
     with running_executor(tmp_path, tiny_model_directory, *arguments, scheduler=[scheduler.address]) as service:
@@ -133,7 +147,7 @@ def test_an_executor_records_what_its_scheduler_answered(
     records = records_in(paths)
     assert len(records) >= 8
     assert {record.response.plans[0].executor_id for record in records} == {"recorded"}
-    assert replay(paths) == 0
+    assert replay(replica, paths) == 0
     assert capsys.readouterr().out == f"{len(records)} plans: no difference\n"
 
 
