@@ -11,7 +11,7 @@ import pytest
 
 from metronome.scheduler.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 from support.services import Service, running_executor, wait_until
-from support.wire import Client, connected, greedy
+from support.wire import TIMEOUT_SECONDS, Client, connected, greedy
 
 Answer = scheduler_pb2.PlanResponse
 Bend = Callable[[Answer], None]
@@ -25,7 +25,7 @@ class CrookedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._honest = honest
 
     def Plan(self, request: scheduler_pb2.PlanRequest, context: grpc.ServicerContext) -> Answer:
-        answer: Answer = self._honest.Plan(request, timeout=10)
+        answer: Answer = self._honest.Plan(request, timeout=TIMEOUT_SECONDS)
         self.bend(answer)
         return answer
 

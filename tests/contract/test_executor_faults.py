@@ -16,7 +16,7 @@ from executor_service.streams import Streams
 from executor_service.traces import Traces
 from metronome.inference.v1 import inference_pb2 as pb
 from metronome.inference.v1 import inference_pb2_grpc
-from support.wire import Details, connected, details_of
+from support.wire import TIMEOUT_SECONDS, Details, connected, details_of
 
 
 class Faulty(InferenceServicer):
@@ -34,8 +34,8 @@ def refusals_of(address: str) -> tuple[Details, ...]:
     with connected(address) as client:
         found = [client.refused(pb.GenerateRequest(text="a"))]
         for call in (
-            lambda: client.inference.Detokenize(pb.DetokenizeRequest(), timeout=10),
-            lambda: client.inference.GetModelInfo(pb.GetModelInfoRequest(), timeout=10),
+            lambda: client.inference.Detokenize(pb.DetokenizeRequest(), timeout=TIMEOUT_SECONDS),
+            lambda: client.inference.GetModelInfo(pb.GetModelInfoRequest(), timeout=TIMEOUT_SECONDS),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 call()

@@ -185,13 +185,15 @@ def test_health_is_serving(executor: Service, name: str) -> None:
 
 def test_health_of_a_service_that_nobody_knows_is_not_found(client: Client) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service="x"), timeout=10)
+        health_pb2_grpc.HealthStub(client.channel).Check(
+            health_pb2.HealthCheckRequest(service="x"), timeout=TIMEOUT_SECONDS
+        )
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_reflection_lists_the_services(client: Client) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
-    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=10)
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT_SECONDS)
     listed = {service.name for service in answer.list_services_response.service}
     assert {*SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= listed

@@ -16,7 +16,7 @@ from metronome.scheduler.v1 import scheduler_pb2_grpc
 from support.scheduler_process import plan_request
 from support.scraping import Scrape, metrics_address, scrape
 from support.services import SCHEDULER, Service, running_executor, started, wait_until
-from support.wire import Client, connected, greedy
+from support.wire import TIMEOUT_SECONDS, Client, connected, greedy
 
 PROMPTS = {"first": 20, "second": 12}  # prompt (a token a letter) to tokens of its answer
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -134,7 +134,7 @@ def test_a_refused_call_is_counted_by_its_reason(scheduler: Service) -> None:
     with grpc.insecure_channel(scheduler.address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         with pytest.raises(grpc.RpcError):
-            stub.Plan(request, timeout=30)
+            stub.Plan(request, timeout=TIMEOUT_SECONDS)
     told = scrape(metrics_address(scheduler))
     assert told.value("metronome_scheduler_calls_refused_total", method="Plan", reason="column_length") == 1
 

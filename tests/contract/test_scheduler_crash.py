@@ -14,6 +14,7 @@ from scheduler_service.config import parse_config
 from scheduler_service.profiles import load_profiles
 from scheduler_service.server import start_server
 from support.scheduler_process import plan_request
+from support.wire import TIMEOUT_SECONDS
 
 
 def crash(*_: object) -> None:
@@ -30,7 +31,7 @@ async def answers_to_a_crash_and_a_retry(monkeypatch: pytest.MonkeyPatch) -> lis
             with monkeypatch.context() as patch:
                 if faulty:
                     patch.setattr(servicer, "plan", crash)
-                call = stub.Plan(plan_request(), timeout=10)
+                call = stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS)
                 code = await call.code()
                 details = dict(await call.trailing_metadata()).get("grpc-status-details-bin", b"")
                 answers.append((code, reason_in(details)))

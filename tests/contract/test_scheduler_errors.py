@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 from metronome.scheduler.v1 import error_reason_pb2, plan_pb2, policy_pb2, scheduler_pb2, scheduler_pb2_grpc, state_pb2
 from scheduler_service.core.errors import ErrorReason
 from support.scheduler_process import plan_request, scheduler_process
+from support.wire import TIMEOUT_SECONDS
 
 Request = scheduler_pb2.PlanRequest
 Break = Callable[[Request], None]
@@ -153,7 +154,7 @@ def test_a_bad_request_is_refused_with_its_reason(
     request = plan_request()
     break_request(request)
     with pytest.raises(grpc.RpcError) as caught:
-        scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=10)
+        scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=TIMEOUT_SECONDS)
     info, fields = details(caught.value)
     assert (info.reason, info.domain, info.metadata["field"]) == (reason, "scheduler.metronome", field)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -180,15 +181,15 @@ def test_a_message_above_the_limit_is_refused_and_the_service_goes_on() -> None:
         request = plan_request()
         request.state.executors[0].requests.id.extend(range(100, 1000))
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Plan(request, timeout=10)
+            stub.Plan(request, timeout=TIMEOUT_SECONDS)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert len(stub.Plan(plan_request(), timeout=10).plans) == 1
+        assert len(stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans) == 1
 
 
 @pytest.mark.parametrize("method", ["Plan", "Verify", "Place", "ListProfiles"])
 def test_bytes_that_are_no_message_are_the_callers_fault(channel: grpc.Channel, method: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/metronome.scheduler.v1.SchedulerService/{method}")(b"\xff\xff", timeout=10)
+        channel.unary_unary(f"/metronome.scheduler.v1.SchedulerService/{method}")(b"\xff\xff", timeout=TIMEOUT_SECONDS)
     info, fields = details(caught.value)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (info.reason, info.domain, fields) == ("MALFORMED_MESSAGE", "scheduler.metronome", [])
@@ -199,7 +200,7 @@ def test_an_error_does_not_repeat_all_of_a_long_value(channel: grpc.Channel, nam
     request = plan_request()
     request.profile = name
     with pytest.raises(grpc.RpcError) as caught:
-        scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=10)
+        scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=TIMEOUT_SECONDS)
     info, fields = details(caught.value)
     assert (info.reason, fields) == ("UNKNOWN_PROFILE", ["profile"])
     assert name.startswith(info.metadata["value"].removesuffix("…"))
@@ -249,7 +250,7 @@ def test_a_bad_request_to_place_is_refused_with_its_reason(
     request = place_request()
     break_request(request)
     with pytest.raises(grpc.RpcError) as caught:
-        scheduler_pb2_grpc.SchedulerServiceStub(channel).Place(request, timeout=10)
+        scheduler_pb2_grpc.SchedulerServiceStub(channel).Place(request, timeout=TIMEOUT_SECONDS)
     info, fields = details(caught.value)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (info.reason, fields) == (reason, [field])
@@ -281,9 +282,9 @@ def test_a_plan_that_makes_no_sense_cannot_be_verified(
 ) -> None:
     stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
     state = plan_request().state
-    request = scheduler_pb2.VerifyRequest(state=state, plans=stub.Plan(plan_request(), timeout=10).plans)
+    request = scheduler_pb2.VerifyRequest(state=state, plans=stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans)
     break_request(request)
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Verify(request, timeout=10)
+        stub.Verify(request, timeout=TIMEOUT_SECONDS)
     info, fields = details(caught.value)
     assert (info.reason, fields) == (reason, [field])

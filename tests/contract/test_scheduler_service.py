@@ -19,6 +19,7 @@ from scheduler_service.core.executor_plan import EvictMode, Reason
 from scheduler_service.core.state import COLUMN_NAMES, RequestStatus
 from scheduler_service.core.verify import Invariant
 from support.scheduler_process import COMMAND, START_SECONDS, plan_request, scheduler_process, wait_for_address
+from support.wire import TIMEOUT_SECONDS
 
 SERVICE = "metronome.scheduler.v1.SchedulerService"
 
@@ -41,7 +42,7 @@ def stub(channel: grpc.Channel) -> scheduler_pb2_grpc.SchedulerServiceStub:
 
 
 def test_a_state_is_planned(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
-    (plan,) = stub.Plan(plan_request(), timeout=10).plans
+    (plan,) = stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans
     assert (plan.executor_id, plan.iteration) == ("executor-0", 1)
     assert list(plan.scheduled.id) == [1, 2]
     assert list(plan.scheduled.num_tokens) == [16, 16]
@@ -56,15 +57,15 @@ def test_a_state_is_planned(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> No
 def test_the_same_bytes_give_the_same_bytes_on_any_replica(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     request = plan_request()
     with scheduler_process() as other, grpc.insecure_channel(other) as channel:
-        again = scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=10)
-    assert stub.Plan(request, timeout=10).SerializeToString() == again.SerializeToString()
+        again = scheduler_pb2_grpc.SchedulerServiceStub(channel).Plan(request, timeout=TIMEOUT_SECONDS)
+    assert stub.Plan(request, timeout=TIMEOUT_SECONDS).SerializeToString() == again.SerializeToString()
 
 
 def test_explain_gives_every_request_its_reason(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     request = plan_request()
     request.explain = True
     request.state.executors[0].limits.max_num_seqs = 1
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert list(plan.explanations.id) == [1, 2]
     assert list(plan.explanations.reason) == [plan_pb2.REASON_PREFILL, plan_pb2.REASON_WAITING_FOR_SEQS]
     assert plan.shortfall == plan_pb2.Shortfall(id=2, reason=plan_pb2.REASON_WAITING_FOR_SEQS, needed=1, available=0)
@@ -75,7 +76,7 @@ def test_requests_are_placed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> N
     request.requests.id.extend([8, 9])
     request.requests.status.extend([state_pb2.REQUEST_STATUS_WAITING] * 2)
     request.requests.num_prompt_tokens.extend([16, 200])
-    placed, refused = stub.Place(request, timeout=10).assignments
+    placed, refused = stub.Place(request, timeout=TIMEOUT_SECONDS).assignments
     assert (placed.id, placed.executor_id, placed.reason) == (8, "executor-0", plan_pb2.REASON_UNSPECIFIED)
     assert (refused.id, refused.executor_id) == (9, "")
     assert refused.reason == plan_pb2.REASON_REJECTED_EXCEEDS_MODEL_LEN
@@ -84,7 +85,7 @@ def test_requests_are_placed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> N
 def test_a_policy_in_the_request_is_obeyed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     request = plan_request()
     request.policy.chunk_size_tokens = 5
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert list(plan.scheduled.num_tokens) == [5, 5]
 
 
@@ -94,10 +95,10 @@ def test_one_that_would_compute_the_same_block_is_held_for_the_other(
     request = plan_request()
     request.explain = True
     request.state.executors[0].requests.next_block_hash.extend([-(2**63), -(2**63)])
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert list(plan.scheduled.id) == [1, 2]
     request.policy.hold_for_shared_prefix = True
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert list(plan.scheduled.id) == [1]
     assert plan.shortfall == plan_pb2.Shortfall(id=2, reason=plan_pb2.REASON_WAITING_FOR_SHARED_PREFIX)
     assert list(plan.explanations.behind_id) == [0, 1]
@@ -107,12 +108,12 @@ def test_a_plan_tells_the_executor_what_a_block_held_costs(stub: scheduler_pb2_g
     request = plan_request()
     request.policy.ordering = policy_pb2.ORDERING_FAIR
     request.policy.kv_residency_charge = 0.25
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert plan.kv_residency_charge == 0.25
     verify = scheduler_pb2.VerifyRequest(state=request.state, plans=[plan], policy=request.policy)
-    assert not stub.Verify(verify, timeout=10).violations
+    assert not stub.Verify(verify, timeout=TIMEOUT_SECONDS).violations
     verify.plans[0].kv_residency_charge = 0
-    (violation,) = stub.Verify(verify, timeout=10).violations
+    (violation,) = stub.Verify(verify, timeout=TIMEOUT_SECONDS).violations
     assert violation.invariant == scheduler_pb2.INVARIANT_NO_STARVATION
 
 
@@ -121,7 +122,7 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token(stub: scheduler_p
     table = request.state.executors[0].requests
     table.num_computed_tokens.extend([16, 0])
     table.num_blocks.extend([1, 0])
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert list(plan.scheduled.num_tokens) == [1, 16]
 
 
@@ -129,7 +130,7 @@ def test_each_executor_gets_its_plan_in_order(stub: scheduler_pb2_grpc.Scheduler
     request = plan_request()
     request.state.executors.add().CopyFrom(request.state.executors[0])
     request.state.executors[1].executor_id = "another"
-    assert [plan.executor_id for plan in stub.Plan(request, timeout=10).plans] == ["executor-0", "another"]
+    assert [plan.executor_id for plan in stub.Plan(request, timeout=TIMEOUT_SECONDS).plans] == ["executor-0", "another"]
 
 
 def test_a_stream_answers_in_order(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
@@ -137,14 +138,14 @@ def test_a_stream_answers_in_order(stub: scheduler_pb2_grpc.SchedulerServiceStub
     for iteration in range(1, 20):
         requests.append(plan_request())
         requests[-1].state.executors[0].iteration = iteration
-    answers = stub.PlanStream(iter(requests), timeout=10)
+    answers = stub.PlanStream(iter(requests), timeout=TIMEOUT_SECONDS)
     assert [answer.plans[0].iteration for answer in answers] == list(range(1, 20))
 
 
 def test_the_first_bad_message_ends_a_stream(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     bad = plan_request()
     bad.state.now_us = 0
-    answers = stub.PlanStream(iter([plan_request(), bad, plan_request()]), timeout=10)
+    answers = stub.PlanStream(iter([plan_request(), bad, plan_request()]), timeout=TIMEOUT_SECONDS)
     assert len(next(answers).plans) == 1
     with pytest.raises(grpc.RpcError) as caught:
         next(answers)
@@ -153,16 +154,16 @@ def test_the_first_bad_message_ends_a_stream(stub: scheduler_pb2_grpc.SchedulerS
 
 def test_a_plan_is_verified(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
     state = plan_request().state
-    plans = stub.Plan(plan_request(), timeout=10).plans
-    assert not stub.Verify(scheduler_pb2.VerifyRequest(state=state, plans=plans), timeout=10).violations
+    plans = stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans
+    assert not stub.Verify(scheduler_pb2.VerifyRequest(state=state, plans=plans), timeout=TIMEOUT_SECONDS).violations
     plans[0].scheduled.num_tokens[1] = 17
-    violations = stub.Verify(scheduler_pb2.VerifyRequest(state=state, plans=plans), timeout=10).violations
+    violations = stub.Verify(scheduler_pb2.VerifyRequest(state=state, plans=plans), timeout=TIMEOUT_SECONDS).violations
     assert scheduler_pb2.INVARIANT_TOKENS in [violation.invariant for violation in violations]
     assert all(violation.executor_id == "executor-0" for violation in violations)
 
 
 def test_profiles_are_listed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
-    answer = stub.ListProfiles(scheduler_pb2.ListProfilesRequest(), timeout=10)
+    answer = stub.ListProfiles(scheduler_pb2.ListProfilesRequest(), timeout=TIMEOUT_SECONDS)
     assert [profile.name for profile in answer.profiles if profile.is_default] == ["metronome"]
     assert answer.next_page_token == ""
     fifo = next(profile for profile in answer.profiles if profile.name == "fifo")
@@ -170,21 +171,25 @@ def test_profiles_are_listed(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> N
     assert fifo.policy.chunk_size_tokens == 512
     request = plan_request()
     request.profile = "fifo"
-    assert len(stub.Plan(request, timeout=10).plans) == 1
-    rest = stub.ListProfiles(scheduler_pb2.ListProfilesRequest(page_token=answer.profiles[-1].name), timeout=10)
+    assert len(stub.Plan(request, timeout=TIMEOUT_SECONDS).plans) == 1
+    rest = stub.ListProfiles(
+        scheduler_pb2.ListProfilesRequest(page_token=answer.profiles[-1].name), timeout=TIMEOUT_SECONDS
+    )
     assert not rest.profiles
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_health_is_serving(channel: grpc.Channel, service: str) -> None:
-    answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    answer = health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS
+    )
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_reflection_lists_the_service(channel: grpc.Channel) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=10)
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT_SECONDS)
     assert SERVICE in [service.name for service in answer.list_services_response.service]
 
 
@@ -199,7 +204,7 @@ def test_a_message_may_be_larger_than_the_default_limit_of_grpc(stub: scheduler_
     table.status[:] = [state_pb2.REQUEST_STATUS_WAITING] * num_requests
     table.num_prompt_tokens[:] = [10] * num_requests
     assert 4 * 1024 * 1024 < request.ByteSize() < 100 * num_requests
-    (plan,) = stub.Plan(request, timeout=10).plans
+    (plan,) = stub.Plan(request, timeout=TIMEOUT_SECONDS).plans
     assert list(plan.scheduled.id) == [1, 2, 3, 4]
 
 
@@ -251,7 +256,7 @@ def test_the_service_starts_where_torch_cannot_be_imported(tmp_path: Path) -> No
         try:
             with grpc.insecure_channel(wait_for_address(process, address_file)) as channel:
                 stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-                assert len(stub.Plan(plan_request(), timeout=10).plans) == 1
+                assert len(stub.Plan(plan_request(), timeout=TIMEOUT_SECONDS).plans) == 1
         finally:
             process.terminate()
 

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 SCHEDULER = (sys.executable, "-m", "scheduler_service")
 EXECUTOR = (sys.executable, "-m", "executor_service")
 START_SECONDS = 180
-STOP_SECONDS = 30
+STOP_SECONDS = 60
 NO_SCHEDULER = "127.0.0.1:1"  # nobody listens there
 
 _numbers = count()
@@ -103,7 +103,7 @@ def impatient(service: str) -> list[str]:
     return patched(
         service,
         "from service_shell import port_settings\n"
-        "port_settings.KEEPALIVE_MS, port_settings.KEEPALIVE_TIMEOUT_MS = 200, 500",
+        "port_settings.KEEPALIVE_MS, port_settings.KEEPALIVE_TIMEOUT_MS = 200, 2000",
     )
 
 
@@ -172,7 +172,7 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Poll until it holds. Fails when it never does; the time is a bound for a hang, not a measure."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -29,7 +29,7 @@ FAST = api.RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05)
 
 def test_calls_go_round():
     first, second = FaultServer({}), FaultServer({})
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     with api.InferenceClient([first.address, second.address]) as client:
         while min(len(first.calls), len(second.calls)) < 2:
             client.tokenize("x")

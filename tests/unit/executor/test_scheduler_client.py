@@ -305,7 +305,7 @@ def test_a_dead_address_is_followed_by_the_next_and_found_again_when_it_lives(cl
         client.request(SNAPSHOT).result()
         other.behaviour = be_unavailable
         with serving(revived, dead):
-            deadline = time.monotonic() + 20  # gRPC connects anew in its own time
+            deadline = time.monotonic() + 60  # gRPC connects anew in its own time
             while not revived.requests:
                 assert time.monotonic() < deadline, "the revived scheduler is never asked"
                 clock.now += MAX_BACKOFF_S
@@ -319,12 +319,12 @@ def test_a_dead_address_is_followed_by_the_next_and_found_again_when_it_lives(cl
 def test_a_plan_that_nobody_waits_for_is_given_up() -> None:
     with client_of(hang) as (client, (scheduler,)):
         pending = client.request(SNAPSHOT)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not scheduler.requests:
             assert time.monotonic() < deadline, "the scheduler is never asked"
             time.sleep(0.01)
         pending.cancel()
-        assert scheduler.is_left.wait(20)
+        assert scheduler.is_left.wait(60)
 
 
 def test_the_round_trip_is_known_with_the_plan() -> None:
