@@ -297,6 +297,34 @@ def test_a_request_whose_answer_has_begun_gives_way_to_nobody() -> None:
     assert tokens_beside_one_in_progress(IN_ORDER, num_preemptions=1) == {1: 64}
 
 
+@pytest.mark.parametrize(
+    ("policy", "most_passes"),
+    [
+        # What is twelve times as long is even with one that arrives 3.6 steps of the aging later, of five passes each.
+        (Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST, aging_seconds=5 * ITERATION_US / 1e6), 18 + 12),
+        (Policy(ordering=Ordering.FEWEST_LATE, target_time_to_first_token_us=40 * ITERATION_US), 20 + 12),
+        (Policy(ordering=Ordering.SHORTEST_PREFILL_FIRST, aging_seconds=1e6), None),
+    ],
+    ids=["SHORTEST_PREFILL_FIRST", "FEWEST_LATE", "without aging"],
+)
+def test_a_prompt_in_progress_pauses_for_as_long_as_the_order_says(policy: Policy, most_passes: int | None) -> None:
+    """A prompt of twelve passes has begun when others of one pass come, one a pass."""
+    limits = replace(ONE_PLACE, max_num_batched_tokens=16, max_num_seqs=8)
+    executor = ArithmeticExecutor(limits=limits, policy=replace(policy, prefill_sharing=PrefillSharing.IN_ORDER))
+    executor.submit(1, prompt=12 * 16, new=1)
+    executor.step()
+    for id in range(100, 200):
+        executor.submit(id, prompt=16, new=1)
+        executor.step()
+    passes = np.flatnonzero(executor.tokens_of(1))
+    if most_passes is None:
+        assert passes.tolist() == [0]
+    else:
+        assert passes[1] > 10
+        assert 1 in executor.finished
+        assert passes[-1] <= most_passes
+
+
 def test_who_runs_or_decodes_is_counted_before_those_that_wait() -> None:
     newcomer = waiting(2, arrival_time_us=NOW_US, num_prompt_tokens=20)
     prompt = running(1, num_prompt_tokens=60, num_output_tokens=0, num_computed_tokens=0, num_blocks=0)
