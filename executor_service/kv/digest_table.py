@@ -5,6 +5,8 @@
 
 A block that loses its digest stays in its slot and is passed by, so that many lose theirs in one operation. Slots are
 at least four times as many as blocks; when half are taken those that have a digest are written to empty ones anew.
+
+The search stands in each method that searches: a call for each digest would take as long as its search.
 """
 
 from __future__ import annotations

@@ -118,7 +118,9 @@ def why_each(fates: Fates, case: Case) -> Why:
     rank_requests(case)
     count = len(case.rank)
     why = Why(zeros(count), zeros(count), zeros(count), zeros(count))
-    has_tokens = _have_tokens(fates, case)
+    running = in_order(rows_with(RequestStatus.RUNNING, case), case)
+    num_tokens = share_tokens(running, case)  # as if nobody entered
+    has_tokens = _have_tokens(running, num_tokens, fates, case)
     for row in range(count):
         if is_on_device(case, row):
             reason = _why_not_run(fates, case, row, has_tokens[row])
@@ -129,7 +131,7 @@ def why_each(fates: Fates, case: Case) -> Why:
     if fates.missing.reason != NOTHING:
         head = fates.missing.row
         _write(why, head, fates.missing.reason, fates.missing.needed, fates.missing.available, 0)
-    held = _held(fates, case)
+    held = _held(running, num_tokens, fates, case)
     for place in range(len(held.rows)):
         _write(why, held.rows[place], _FOR_SHARED_PREFIX, 0, 0, held.behind_id[place])
     for place in range(len(fates.scheduled)):
@@ -153,11 +155,9 @@ def _write(why: Why, row: int, reason: int, needed: int, available: int, behind_
 
 
 @compiled
-def _have_tokens(fates: Fates, case: Case) -> BoolArray:
-    """Which of those that run have tokens of the pass, whether or not there are blocks for them."""
+def _have_tokens(running: IntArray, num_tokens: IntArray, fates: Fates, case: Case) -> BoolArray:
+    """Which rows of those that run have tokens of the pass, whether or not there are blocks for them."""
     has_tokens = nowhere(len(case.rank))
-    running = in_order(rows_with(RequestStatus.RUNNING, case), case)
-    num_tokens = share_tokens(running, case)
     # Prompts that run nothing where others enter have given way to them.
     gives_way = case.policy.prefill_sharing == PrefillSharing.IN_ORDER
     gives_way = gives_way and len(fates.admitted) + len(fates.resumed) > 0
@@ -191,7 +191,7 @@ def _explain_queue(why: Why, fates: Fates, case: Case, row: int) -> None:
 
 
 @compiled
-def _held(fates: Fates, case: Case) -> Held:
+def _held(running: IntArray, num_tokens: IntArray, fates: Fates, case: Case) -> Held:
     """Who was held for whom."""
     is_queued = nowhere(len(case.rank))
     for row in range(len(is_queued)):
@@ -201,11 +201,8 @@ def _held(fates: Fates, case: Case) -> Held:
         reason = fates.rejected_reason[place]
         if reason != Reason.REJECTED_QUEUE_FULL and reason != Reason.REJECTED_TENANT_QUEUE_FULL:
             is_queued[fates.rejected[place]] = False
-    running = in_order(rows_with(RequestStatus.RUNNING, case), case)
-    if len(fates.admitted) + len(fates.resumed) > 0:
-        # Some that run may have paused for those that enter, or left for them, after these had been held for them.
-        num_tokens = share_tokens(running, case)
-    else:
+    if len(fates.admitted) + len(fates.resumed) == 0:
+        # Else some that run may have paused for those that enter, or left for them, after these had been held for them.
         runs = nowhere(len(case.rank))
         mark(runs, fates.scheduled, True)
         num_tokens = zeros(len(running))

@@ -90,19 +90,21 @@ def beside_each_other(
     sharing = case.policy.prefill_sharing
     if sharing == PrefillSharing.FIRST_COME or len(entering) == 0:
         return Shares(num_tokens, num_entering_tokens)
-    num_decode_tokens = 0
+    num_decode_tokens, num_prompt_tokens = 0, 0
     for place in range(len(running)):
-        if in_decode(case, running[place]) and not prefills_lead(case.policy.batch_composition):
+        if not in_decode(case, running[place]):
+            num_prompt_tokens += num_tokens[place]
+        elif not prefills_lead(case.policy.batch_composition):
             num_decode_tokens += num_tokens[place]
     for place in range(len(entering)):
         if in_decode(case, entering[place]):
             num_decode_tokens += num_entering_tokens[place]
+        else:
+            num_prompt_tokens += num_entering_tokens[place]
     budget = min(case.limits.max_num_batched_tokens - num_decode_tokens, prefill_budget(running, case))
     if sharing == PrefillSharing.EQUAL:
         return _shared_anew(running, num_tokens, entering, num_entering_tokens, budget, case)
-    return Shares(
-        _without_excess(running, num_tokens, entering, num_entering_tokens, budget, case), num_entering_tokens
-    )
+    return Shares(_last_give_up(running, num_tokens, num_prompt_tokens - budget, case), num_entering_tokens)
 
 
 @compiled
@@ -133,21 +135,11 @@ def _shared_anew(
 
 
 @compiled
-def _without_excess(
-    running: IntArray,
-    num_tokens: IntArray,
-    entering: IntArray,
-    num_entering_tokens: IntArray,
-    budget: int,
-    case: Case,
-) -> IntArray:
-    """IN_ORDER: the last in order of those in progress make room for those that enter."""
-    left, excess, turns = num_tokens.copy(), -budget, np.empty((1, len(running)), dtype=np.int64)
+def _last_give_up(running: IntArray, num_tokens: IntArray, excess: int, case: Case) -> IntArray:
+    """IN_ORDER: what is too much the last in order of those in progress go without."""
+    left, turns = num_tokens.copy(), np.empty((1, len(running)), dtype=np.int64)
     for place in range(len(running)):
         turns[0, place] = turn(case, running[place])
-        excess += 0 if in_decode(case, running[place]) else num_tokens[place]
-    for place in range(len(entering)):
-        excess += 0 if in_decode(case, entering[place]) else num_entering_tokens[place]
     order = places_in_order(turns)
     for index in range(len(order) - 1, -1, -1):
         place = order[index]

@@ -51,7 +51,8 @@ from scheduler_service.core.state import IntArray, RequestStatus
 # Ranks of three classes, one before the other: arrival times, and numbers of tokens, are this far from 0 at most.
 _FARTHEST = 2**59
 _BEFORE_ALL, _IN_TIME, _LATE = -(2**61), 0, 2**61
-# Of the target: so long one that would be in time may wait for shorter ones.
+# Of the target: so long one that would be in time may wait for shorter ones. With all of it those that come meanwhile
+# would make it late (docs/adr/0051).
 _MAY_WAIT = 0.5
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from executor_service.engine.plan import EvictMode, PlanSource
 from executor_service.engine.planning import Overlap
@@ -14,6 +13,7 @@ from executor_service.engine.request import FinishReason, Sampling
 from executor_service.model.loaded import LoadedModel
 from scheduler_service.core.policy import Policy
 from support.engine import engine_on_model, engine_on_tokens, limits_of
+from support.generated import generated
 from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
 from support.tiny_models import TINY_MODELS, tiny_model
 from support.token_runner import true_tokens
@@ -36,26 +36,7 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference(loaded: LoadedModel) -> list[list[int]]:
-    return generated(loaded)
-
-
-def generated(loaded: LoadedModel) -> list[list[int]]:
-    """What transformers itself generates for each prompt."""
-    loaded.model.set_attn_implementation("eager")
-    try:
-        return [generate(loaded, prompt) for prompt in prompts()]
-    finally:
-        loaded.model.set_attn_implementation("metronome_paged")
-
-
-def generate(loaded: LoadedModel, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    generated = loaded.model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=NUM_NEW_TOKENS, do_sample=False, eos_token_id=None
-    )
-    tokens: list[int] = generated[0, len(prompt) :].tolist()
-    return tokens
+    return generated(loaded, prompts(), NUM_NEW_TOKENS)
 
 
 @pytest.mark.parametrize("overlap", Overlap)
@@ -88,7 +69,7 @@ def test_evictions_for_want_of_blocks_do_not_change_tokens(
 def test_of_every_architecture_in_chunks_evicted_and_from_the_prefix_cache(name: str, policy: Policy) -> None:
     """Two ranks: `parallel/test_two_ranks.py`."""
     loaded = tiny_model(name)
-    expected = generated(loaded)
+    expected = generated(loaded, prompts(), NUM_NEW_TOKENS)
     planner = LocalPlanner(replace(policy, chunk_size_tokens=5))
     served = engine_on_model(loaded, CROWDED, planner=planner)
     for _ in range(2):

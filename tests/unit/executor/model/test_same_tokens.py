@@ -9,6 +9,7 @@ import torch
 from executor_service.kv.cache import KVCache, KVCacheSpec
 from executor_service.model.loaded import LoadedModel
 from executor_service.model.runner import ModelRunner
+from support.generated import generated
 from support.kernels import compiled_kernels
 from support.paging import Sequence, greedy, ragged_batch, shuffled_block_tables
 from support.tiny_models import TINY_MODELS, tiny_model
@@ -40,24 +41,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def reference(published: LoadedModel) -> list[list[int]]:
     """What transformers generates from each prompt by itself."""
-    published.model.set_attn_implementation("eager")
-    try:
-        return [generate(published, prompt) for prompt in prompts()]
-    finally:
-        published.model.set_attn_implementation("metronome_paged")
-
-
-def generate(published: LoadedModel, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    generated = published.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NUM_NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-    )
-    tokens: list[int] = generated[0, len(prompt) :].tolist()
-    return tokens
+    return generated(published, prompts(), NUM_NEW_TOKENS)
 
 
 def paged_tokens(loaded: LoadedModel, token_ids: list[list[int]], *, chunk_size: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ import torch
 from executor_service.engine.plan import EvictMode
 from executor_service.model.loaded import LoadedModel
 from support.engine import EngineUnderTest, limits_of
+from support.generated import generated
 from support.planners import RECOMPUTE, SWAP, EvictAtLength, LocalPlanner
 from support.ranks import Part, TwoRanks, two_ranks
 from support.tiny_models import tiny_model
@@ -42,26 +43,12 @@ def whole(request: pytest.FixtureRequest) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference(whole: LoadedModel) -> list[list[int]]:
-    whole.model.set_attn_implementation("eager")
-    return [generate(whole, prompt) for prompt in prompts()]
+    return generated(whole, prompts(), NUM_NEW_TOKENS)
 
 
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, size=length).tolist() for length in PROMPT_LENS]
-
-
-def generate(whole: LoadedModel, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    generated = whole.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NUM_NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-    )
-    tokens: list[int] = generated[0, len(prompt) :].tolist()
-    return tokens
 
 
 def answers(served: EngineUnderTest) -> list[list[int]]:
