@@ -62,7 +62,7 @@ def simulate(
     records = Records(workload, keep_iterations=keep_iterations)
     planner = planner or CorePlanner(policy)
     executors = [
-        SimulatedExecutor(number, fleet.hardware, planner, records, policy=policy, play_ahead=play_ahead)
+        SimulatedExecutor(number, fleet.hardware, planner, records, policy=policy, play_ahead=play_ahead, seed=seed)
         for number in range(fleet.num_executors)
     ]
     place = placer(fleet.placement, executors, workload, seed)

@@ -1,10 +1,16 @@
 """What a pass takes on a device: finer than the latency model that its executor tells a scheduler.
 
     pass + prefill tokens + decodes + groups of decodes + KV read by decodes + KV that chunks attend to + copies
+         + what several tokens cost whatever their number + what a pass costs after a pause
 
 Decodes come in groups where a kernel computes so many rows at a time: the output layer is read once a group, and the
 ninth decode costs more than the eighth. Attention of chunks grows with the tokens before each, so that the end of a
-long prompt costs more than its beginning. A latency model has neither: an executor tells what it fits to such passes.
+long prompt costs more than its beginning. One token is the product of each matrix with a vector, several that of two
+matrices, by other code. And the first pass of an executor that had nothing to run for a while takes longer, by as much
+whatever it holds. A latency model has none of these: an executor tells what it fits to such passes.
+
+Passes vary about their costs, as `ratio_quantiles` say (see spread.py), and between two of them an executor does
+something too (`between_us`).
 """
 
 from __future__ import annotations
@@ -19,14 +25,26 @@ from executor_service.engine.first_passes import first_passes
 from executor_service.engine.latency import LatencyFitter, fit_costs
 from executor_service.engine.limits import Limits
 from executor_service.engine.snapshot import Latency
+from metronome_lab.hardware.spread import ratio_quantiles
 
 # How many rows kernels may compute at a time.
 GROUPS = (1, 4, 8, 16, 32)
+# What counts as a pause, in microseconds without anything to run. After shorter ones passes took what others do, after
+# longer ones no more than after this.
+PAUSE_US = 100_000
+# Of fewer passes of a kind (after a pause, or of one token) it is not told by how much they differ: one that was
+# disturbed would say it.
+MIN_OF_A_KIND = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCost:
-    """Microseconds each. `decode_group_us`: for every `decode_group` decodes that a pass begins to fill."""
+    """Microseconds each, but for `ratio_quantiles`: of what passes take to what they cost; none: each takes just that.
+
+    `decode_group_us`: for every `decode_group` decodes that a pass begins to fill. `several_tokens_us`: of a pass that
+    holds more than one. `after_pause_us`: of the first after `PAUSE_US` or more. `between_us`: from the end of a pass
+    to the next, where the plan is there.
+    """
 
     pass_us: float
     prefill_token_us: float
@@ -36,6 +54,10 @@ class PassCost:
     chunk_kv_token_us: float = 0.0
     decode_group_us: float = 0.0
     decode_group: int = 1
+    several_tokens_us: float = 0.0
+    after_pause_us: float = 0.0
+    between_us: float = 0.0
+    ratio_quantiles: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, latency: Latency) -> Self:
@@ -56,8 +78,10 @@ class PassCost:
         num_kv_tokens: int,
         num_chunk_kv_tokens: int = 0,
         num_copied_blocks: int = 0,
+        is_after_pause: bool = False,
+        ratio: float = 1.0,
     ) -> int:
-        """Of a pass, at least 1. `num_kv_tokens`: of KV that the decodes read."""
+        """Of a pass, at least 1. `num_kv_tokens`: of KV that the decodes read. `ratio`: to what it costs."""
         fixed_us = (
             self.pass_us
             + self.prefill_token_us * num_prefill_tokens
@@ -65,8 +89,10 @@ class PassCost:
             + self.decode_group_us * -(-num_decodes // self.decode_group)
             + self.chunk_kv_token_us * num_chunk_kv_tokens
             + self.swap_block_us * num_copied_blocks
+            + self.several_tokens_us * (num_prefill_tokens + num_decodes > 1)
+            + self.after_pause_us * is_after_pause
         )
-        return max(round(fixed_us + self.kv_token_us * num_kv_tokens), 1)
+        return max(round(ratio * (fixed_us + self.kv_token_us * num_kv_tokens)), 1)
 
     def fitter(self, limits: Limits) -> LatencyFitter:
         """The executor's own, as it stands when it has measured its first passes."""
@@ -86,40 +112,71 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredPasses:
-    """[n] passes of an executor: what each held, and the microseconds that it took."""
+    """[n] passes of an executor, in order: what each held, and the microseconds that it took.
+
+    `are_after_pauses`: whether the executor had nothing to run for `PAUSE_US` before each.
+    """
 
     num_prefill_tokens: NDArray[np.int64]
     num_decodes: NDArray[np.int64]
     num_kv_tokens: NDArray[np.int64]
     num_chunk_kv_tokens: NDArray[np.int64]
+    are_after_pauses: NDArray[np.bool_]
     times_us: NDArray[np.int64]
 
+    def amounts(self, decode_group: int) -> NDArray[np.float64]:
+        """[n, 8] what each pass costs for, in the order of `_COSTS`."""
+        num_groups = -(-self.num_decodes // decode_group) if decode_group > 1 else np.zeros_like(self.num_decodes)
+        columns = (
+            np.ones_like(self.times_us),
+            self.num_prefill_tokens,
+            self.num_decodes,
+            self.num_kv_tokens,
+            self.num_chunk_kv_tokens,
+            num_groups,
+            _told_apart(self.num_prefill_tokens + self.num_decodes > 1),
+            _told_apart(self.are_after_pauses),
+        )
+        return np.stack(columns, axis=1).astype(np.float64)
 
-def fit_pass_cost(passes: MeasuredPasses, *, swap_block_us: float) -> PassCost:
+
+def _told_apart(are_so: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[n] the same, or none where those that are so or those that are not are too few."""
+    return are_so if MIN_OF_A_KIND <= are_so.sum() <= len(are_so) - MIN_OF_A_KIND else np.zeros_like(are_so)
+
+
+_COSTS = (
+    "pass_us",
+    "prefill_token_us",
+    "decode_request_us",
+    "kv_token_us",
+    "chunk_kv_token_us",
+    "decode_group_us",
+    "several_tokens_us",
+    "after_pause_us",
+)
+
+
+def fit_pass_cost(passes: MeasuredPasses, *, swap_block_us: float, between_us: float = 0.0) -> PassCost:
     """The costs that explain most of the passes, in groups of the size that does; together they take as long.
 
     Least squares of relative errors would have all passes together take less than they did, since a pass may be
-    disturbed and never is early: what it finds is made longer by as much.
+    disturbed and never is early: what it finds is made longer by as much. What they leave is the spread.
     """
-    columns = (passes.num_prefill_tokens, passes.num_decodes, passes.num_kv_tokens, passes.num_chunk_kv_tokens)
     times_us = np.maximum(passes.times_us, 1).astype(np.float64)
     best: tuple[float, int, NDArray[np.float64]] | None = None
     for group in GROUPS:
-        num_groups = -(-passes.num_decodes // group) if group > 1 else np.zeros_like(passes.num_decodes)
-        features = np.stack([np.ones(len(times_us)), *columns, num_groups], axis=1).astype(np.float64)
-        costs = fit_costs(features, times_us, leaning_to=np.zeros(features.shape[1]))
-        error = float(np.mean((features @ costs / times_us - 1) ** 2))
+        amounts = passes.amounts(group)
+        costs = fit_costs(amounts, times_us, leaning_to=np.zeros(len(_COSTS)))
+        error = float(np.mean((amounts @ costs / times_us - 1) ** 2))
         if best is None or error < best[0]:
-            best = error, group, costs * (times_us.sum() / (features @ costs).sum())
+            best = error, group, costs * (times_us.sum() / (amounts @ costs).sum())
     assert best is not None
     _, group, costs = best
     return PassCost(
-        pass_us=float(costs[0]),
-        prefill_token_us=float(costs[1]),
-        decode_request_us=float(costs[2]),
-        kv_token_us=float(costs[3]),
-        chunk_kv_token_us=float(costs[4]),
-        decode_group_us=float(costs[5]),
+        **dict(zip(_COSTS, costs.tolist(), strict=True)),
         decode_group=group,
         swap_block_us=swap_block_us,
+        between_us=between_us,
+        ratio_quantiles=ratio_quantiles(times_us / (passes.amounts(group) @ costs)),
     )

@@ -12,6 +12,8 @@ num_blocks = 24800
 [cost]                     optional, of a device whose passes were measured: see cost.py. The executor then learns its
 pass_us = 29850.0          latency model from its passes, as a real one does, and [latency] is what it knew last
 ...
+ratio_quantiles = [0.8,    optional: how far passes lie from what they cost, see spread.py; without it each takes that
+...]
 [executor]                 optional
 prefix_scope = "TENANT"    whose prefixes a request may reuse: TENANT, SHARED or OFF
 plan_wait_us = 0           what a pass waits for its plan where it could not be asked for during the pass before
@@ -32,6 +34,7 @@ from executor_service.engine.snapshot import Latency
 from executor_service.kv.prefix_cache import PrefixScope
 from metronome_lab.errors import LabError
 from metronome_lab.hardware.cost import PassCost
+from metronome_lab.hardware.spread import SHARES
 
 HARDWARE_DIRECTORY = Path(__file__).parent / "profiles"
 _MOST = 2**31 - 1
@@ -107,7 +110,13 @@ def write_hardware(hardware: Hardware, path: Path) -> None:
 
 
 def _figures(costs: Latency | PassCost) -> dict[str, str]:
-    return {name: f"{value:.6g}" for name, value in dataclasses.asdict(costs).items()}
+    """As they stand in a file; without lists that are empty."""
+    figures = dataclasses.asdict(costs)
+    return {name: _figure(value) for name, value in figures.items() if value != ()}
+
+
+def _figure(value: float | tuple[float, ...]) -> str:
+    return f"[{', '.join(map(_figure, value))}]" if isinstance(value, tuple) else f"{value:.6g}"
 
 
 def _text(value: str) -> str:
@@ -145,8 +154,31 @@ def _cost(table: Mapping[str, Any], path: Path) -> PassCost:
     figures = dict(table)
     group = _whole(figures, "decode_group", 1, path, default=1)
     figures.pop("decode_group", None)
-    names = tuple(field.name for field in dataclasses.fields(PassCost) if field.name != "decode_group")
-    return PassCost(**_microseconds(figures, "cost", names, path), decode_group=group)
+    quantiles = _ratio_quantiles(figures.pop("ratio_quantiles", []), path)
+    others = ("decode_group", "ratio_quantiles")
+    names = tuple(field.name for field in dataclasses.fields(PassCost) if field.name not in others)
+    return PassCost(**_microseconds(figures, "cost", names, path), decode_group=group, ratio_quantiles=quantiles)
+
+
+def _ratio_quantiles(value: object, path: Path) -> tuple[float, ...]:
+    if value == []:
+        return ()
+    if (
+        not isinstance(value, list)
+        or len(value) != len(SHARES)
+        or not all(_is_number(quantile) and quantile > 0 for quantile in value)
+        or sorted(value) != value
+    ):
+        shares = ", ".join(f"{share:.0%}" for share in SHARES)
+        raise LabError(
+            f"{path}: cost.ratio_quantiles is {value!r}",
+            f"give {len(SHARES)} ascending numbers above 0: the ratios that {shares} of the passes lie below",
+        )
+    return tuple(map(float, value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _microseconds(table: Mapping[str, Any], where: str, names: tuple[str, ...], path: Path) -> dict[str, float]:
@@ -154,7 +186,7 @@ def _microseconds(table: Mapping[str, Any], where: str, names: tuple[str, ...], 
     _refuse_unknown(table, names, path)
     for name in names:
         value = table.get(name, 0.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if not _is_number(value) or value < 0:
             raise LabError(f"{path}: {where}.{name} is {value!r}", "give microseconds, at least 0")
     if not table.get("pass_us", 0):
         raise LabError(f"{path}: {where}.pass_us is 0", "time would stand still")

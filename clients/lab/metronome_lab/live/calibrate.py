@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from metronome.executor.v1 import executor_pb2
 from metronome.scheduler.v1 import state_pb2
 from metronome_client import AsyncInferenceClient
 from metronome_lab.errors import LabError
-from metronome_lab.hardware.cost import MeasuredPasses, fit_pass_cost
+from metronome_lab.hardware.cost import PAUSE_US, MeasuredPasses, fit_pass_cost
 from metronome_lab.hardware.profile import Hardware
 from metronome_lab.live.replay import replay
 from metronome_lab.workload.generate import generate
@@ -66,7 +67,9 @@ async def fit_hardware(
         sources=(source,),
         latency=_latency(state.latency),
         limits=_limits(state.limits),
-        cost=fit_pass_cost(_measured(passes), swap_block_us=state.latency.swap_block_us),
+        cost=fit_pass_cost(
+            _measured(passes), swap_block_us=state.latency.swap_block_us, between_us=_between_us(passes)
+        ),
         plan_wait_us=_plan_wait_us(passes),
     )
 
@@ -75,6 +78,28 @@ def _plan_wait_us(passes: list[executor_pb2.Pass]) -> int:
     """What a pass waits whose plan was not asked for ahead; the median."""
     waits = [one.plan_wait_us for one in passes if one.plan_source == executor_pb2.PLAN_SOURCE_DIRECT]
     return round(statistics.median(waits)) if waits else 0
+
+
+def _between_us(passes: list[executor_pb2.Pass]) -> float:
+    """From the end of a pass to the next, where somebody is there and the plan was asked for ahead; the median."""
+    times = [
+        _pause_us(before, one)
+        for before, one in pairwise(passes)
+        if one.plan_source == executor_pb2.PLAN_SOURCE_OVERLAPPED and _leaves_some(before)
+    ]
+    return max(statistics.median(times), 0.0) if times else 0.0
+
+
+def _pause_us(before: executor_pb2.Pass, one: executor_pb2.Pass) -> int:
+    """From the end of a pass to the beginning of the next. It began when it had its plan; what it took in all has the
+    wait for the plan in it.
+    """
+    return one.start_time_us - (before.start_time_us + before.total_us - before.plan_wait_us)
+
+
+def _leaves_some(one: executor_pb2.Pass) -> bool:
+    """Whether anybody is left, of those that were there when it began."""
+    return one.num_running + one.num_waiting + one.num_swapped > one.num_finished
 
 
 def _measured(passes: list[executor_pb2.Pass]) -> MeasuredPasses:
@@ -86,6 +111,10 @@ def _measured(passes: list[executor_pb2.Pass]) -> MeasuredPasses:
         num_decodes=np.array([one.num_decode_requests for one in passes]),
         num_kv_tokens=np.array([one.num_kv_tokens for one in passes]),
         num_chunk_kv_tokens=np.array([one.num_chunk_kv_tokens for one in passes]),
+        are_after_pauses=np.array(
+            [False]
+            + [not _leaves_some(before) and _pause_us(before, one) >= PAUSE_US for before, one in pairwise(passes)]
+        ),
         times_us=np.array([one.total_us - one.plan_wait_us for one in passes]),
     )
 

@@ -11,6 +11,8 @@ but where an answer ends before its bound: what that frees, the plan of one pass
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -21,8 +23,9 @@ from executor_service.engine.latency import MeasuredPass, num_attended_tokens
 from executor_service.engine.limits import RequestTooLongError
 from executor_service.engine.snapshot import Latency, Snapshot, take_to_plan
 from metronome_lab.errors import LabError
-from metronome_lab.hardware.cost import PassCost
+from metronome_lab.hardware.cost import PAUSE_US, PassCost
 from metronome_lab.hardware.profile import Hardware
+from metronome_lab.hardware.spread import drawn_ratios
 from metronome_lab.records import NEVER, Outcome, Records
 from metronome_lab.simulated.ahead import Player
 from metronome_lab.simulated.clock import EPOCH_US
@@ -38,6 +41,8 @@ if TYPE_CHECKING:  # it needs torch to know what is done to logits
 RETRY_US = 50_000
 _MOST_RETRIES = 10_000
 _NO_DEADLINE_US = 2**62
+# Of the streams of random numbers that a run draws, those of passes.
+_PASSES = 1
 # What the lab remembers of a request beside the columns of the books; `stops_after`: the token that ends its answer;
 # `num_named_blocks`: how many of its first ones others may have too.
 _COLUMNS: dict[str, type[np.generic]] = {
@@ -45,6 +50,13 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "last_token_us": np.int64,
     "num_named_blocks": np.int32,
 }
+
+
+def _ratios(cost: PassCost, seed: int, number: int) -> Iterator[float]:
+    """Of what each pass of an executor takes to what it costs: a stream of its own for each executor."""
+    if not cost.ratio_quantiles:
+        return repeat(1.0)
+    return drawn_ratios(cost.ratio_quantiles, seed=(seed % 2**64, _PASSES, number))
 
 
 class SimulatedExecutor:
@@ -59,8 +71,11 @@ class SimulatedExecutor:
         *,
         policy: Policy | None,
         play_ahead: bool = True,
+        seed: int = 0,
     ) -> None:
-        """`policy`: by which plans are made, None where that is not known. `play_ahead` False: ask for each plan."""
+        """`policy`: by which plans are made, None where that is not known. `play_ahead` False: ask for each plan.
+        `seed`: of how far its passes lie from what they cost.
+        """
         self.number = number
         self.hardware = hardware
         self.now_us = 0
@@ -70,6 +85,8 @@ class SimulatedExecutor:
         self._name = f"executor-{number}"
         self._cost = hardware.cost or PassCost.of(hardware.latency)
         self._fitter = None if hardware.cost is None else hardware.cost.fitter(hardware.limits)
+        self._ratios = _ratios(self._cost, seed, number)
+        self._is_after_pause = True  # what it runs next: it had nothing to run before
         self._planner = planner
         self._records = records
         self._player = None
@@ -122,6 +139,7 @@ class SimulatedExecutor:
             return
         self.settle()
         if self.is_idle:
+            self._is_after_pause |= arrival_us - self.now_us >= PAUSE_US
             self.now_us = max(self.now_us, arrival_us)
         sequence = self.sequence(index)
         # Books ask a sequence for its tokens and its request, and for no more.
@@ -250,8 +268,12 @@ class SimulatedExecutor:
             num_kv_tokens=num_kv_tokens,
             num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
             num_copied_blocks=num_copied,
+            is_after_pause=self._is_after_pause,
+            ratio=next(self._ratios),
         )
+        self._is_after_pause = False
         self._learn(num_prefill_tokens, num_decodes, num_kv_tokens, duration_us)
+        duration_us += round(self._cost.between_us)
         if self._has_news:
             duration_us += self.hardware.plan_wait_us
         figures = (

@@ -10,8 +10,9 @@ import pytest
 
 from executor_service.engine.latency import num_attended_tokens
 from metronome_lab.errors import LabError
-from metronome_lab.hardware.cost import MeasuredPasses, PassCost, fit_pass_cost
+from metronome_lab.hardware.cost import MIN_OF_A_KIND, MeasuredPasses, PassCost, fit_pass_cost
 from metronome_lab.hardware.profile import load_hardware, write_hardware
+from metronome_lab.hardware.spread import SHARES
 from metronome_lab.policies import named_policy
 from metronome_lab.records import Records
 from metronome_lab.simulated.executor import SimulatedExecutor
@@ -32,9 +33,12 @@ COST = PassCost(
 FIFO = named_policy("fifo")
 
 
-def passes_of(cost: PassCost, count: int = 400) -> MeasuredPasses:
+def passes_of(cost: PassCost, count: int = 400, *, num_alone: int = 0, pause_every: int = 0) -> MeasuredPasses:
+    """`num_alone`: of the first, each holds one decode. `pause_every`: so many passes have one after a pause."""
     draw = np.random.default_rng(3)
     prefill, decodes = draw.integers(0, 200, count), draw.integers(0, 40, count)
+    prefill[:num_alone], decodes[:num_alone] = 0, 1
+    after_pause = np.arange(count) % pause_every == 0 if pause_every else np.zeros(count, dtype=bool)
     kv, chunk_kv = decodes * draw.integers(10, 900, count), prefill * draw.integers(10, 900, count)
     times = [
         cost.time_us(
@@ -42,6 +46,7 @@ def passes_of(cost: PassCost, count: int = 400) -> MeasuredPasses:
             num_decodes=int(decodes[i]),
             num_kv_tokens=int(kv[i]),
             num_chunk_kv_tokens=int(chunk_kv[i]),
+            is_after_pause=bool(after_pause[i]),
         )
         for i in range(count)
     ]
@@ -50,6 +55,7 @@ def passes_of(cost: PassCost, count: int = 400) -> MeasuredPasses:
         num_decodes=decodes,
         num_kv_tokens=kv,
         num_chunk_kv_tokens=chunk_kv,
+        are_after_pauses=after_pause,
         times_us=np.array(times),
     )
 
@@ -69,6 +75,27 @@ def test_passes_that_were_disturbed_take_as_long_together() -> None:
     disturbed = replace(passes, times_us=passes.times_us * late)
     found = fit_pass_cost(disturbed, swap_block_us=0.0)
     assert passes_of(found).times_us.sum() == pytest.approx(disturbed.times_us.sum(), rel=0.001)
+
+
+def test_what_several_tokens_and_pauses_cost_is_found_from_passes_that_vary() -> None:
+    true = replace(COST, several_tokens_us=1500.0, after_pause_us=4000.0)
+    passes = passes_of(true, 4000, num_alone=1500, pause_every=10)
+    ratios = np.random.default_rng(7).lognormal(0.0, 0.08, 4000)
+    varied = replace(passes, times_us=np.rint(passes.times_us * ratios).astype(np.int64))
+    found = fit_pass_cost(varied, swap_block_us=20.0)
+    assert found.several_tokens_us == pytest.approx(1500.0, rel=0.1)
+    assert found.after_pause_us == pytest.approx(4000.0, rel=0.1)
+    assert found.pass_us == pytest.approx(true.pass_us, rel=0.1)
+    assert found.ratio_quantiles == pytest.approx(np.quantile(ratios / ratios.mean(), SHARES), rel=0.02)
+
+
+@pytest.mark.parametrize("count", [0, MIN_OF_A_KIND - 1])
+def test_a_few_passes_do_not_tell_what_their_kind_costs(count: int) -> None:
+    passes = passes_of(replace(COST, several_tokens_us=1500.0), num_alone=count)
+    after_pauses = np.arange(len(passes.times_us)) < count
+    times_us = np.where(after_pauses, 3, 1) * passes.times_us
+    found = fit_pass_cost(replace(passes, are_after_pauses=after_pauses, times_us=times_us), swap_block_us=20.0)
+    assert (found.several_tokens_us, found.after_pause_us) == (0.0, 0.0)
 
 
 def test_a_profile_with_costs_is_read_as_it_was_written(tmp_path: Path) -> None:
