@@ -1,13 +1,18 @@
 """The simulator held against reality: one trace on a real executor and in the policy lab, with the calibrated profile.
 
+    calibrate ── compare ── calibrate ── compare ── calibrate        --rounds 2
+
 A scheduler and an executor with default settings are started, and --requests of the trace are played on the executor as
-a user's traffic, and in virtual time. The hardware profile is fitted to the passes of those requests of the trace that
-come before and after them, twice as fast: to nothing that it is judged by, and on both sides, since a machine that is
-shared is not always as fast. Latencies of the executor are those that a client sees, the network included. Lengths are
---lengths times the recorded ones, at least a token each: the trace is of GPUs.
+a user's traffic, and in virtual time. The hardware profile is fitted to the passes of --calibration-requests of the
+trace that come before, between and after them: to nothing that it is judged by, and all over the run, since a machine
+that is shared is not always as fast. Half of them come as fast as those compared, for what passes cost that follow a
+pause or hold little, and half twice as fast, for those that hold much. All of a part are answered before the next
+begins. Latencies of the executor are those that a client sees, the network included. Lengths are --lengths times the
+recorded ones, at least a token each: the trace is of GPUs.
 
 How much of the time passes ran is printed too. Where that is near all of it, the time to first token is mostly waiting,
-and a machine that is by 3 percent slower than it was when it was calibrated shows as several times that.
+and a machine that is by 3 percent slower than it was when it was calibrated shows as several times that. By how much
+it was, is printed: what the passes compared took, to what the profile says that they cost.
 
 Exit status 1 if throughput, mean TTFT or mean ITL is off by more than 10 percent, or a p99 by more than 25.
 """
@@ -17,7 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,18 +34,40 @@ from harness.stack import local_stack
 from metronome.executor.v1 import executor_pb2
 from metronome_cli.stack.services import ExecutorSettings
 from metronome_client import AsyncInferenceClient
-from metronome_lab.figures import Figures, Targets, figures_of
+from metronome_lab.figures import Spread
 from metronome_lab.hardware.profile import Hardware, write_hardware
-from metronome_lab.live.calibrate import fit_hardware
+from metronome_lab.live.calibrate import fit_hardware, measured_passes
 from metronome_lab.live.replay import replay
 from metronome_lab.policies import named_policy
-from metronome_lab.records import Records
+from metronome_lab.records import GapRecords, Records
 from metronome_lab.simulation import Fleet, simulate
 from metronome_lab.workload.requests import Workload
 from metronome_lab.workload.traces import read_workload
 
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "azure_2023_conv_code.csv"
-_NO_TARGETS = Targets(ttft_us=2**60, itl_us=2**60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What clients saw of some runs, one after the other."""
+
+    num_output_tokens: int
+    duration_s: float
+    ttft: Spread
+    gaps: GapRecords
+
+    @classmethod
+    def of(cls, runs: Sequence[Records]) -> Played:
+        gaps = GapRecords()
+        for run in runs:
+            gaps.add_all(run.gaps)
+        requests = [run.requests for run in runs]
+        return cls(
+            num_output_tokens=sum(int(one.num_output_tokens.sum()) for one in requests),
+            duration_s=sum(run.end_us for run in runs) / 1e6,
+            ttft=Spread.of(np.concatenate([one.first_token_us - one.workload.arrival_us for one in requests])),
+            gaps=gaps,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +76,38 @@ class Quantity:
 
     name: str
     unit: str
-    of: Callable[[Figures], float]
+    of: Callable[[Played], float]
     most_off: float
 
 
 QUANTITIES = (
-    Quantity(name="throughput", unit="tokens/s", of=lambda f: f.output_tokens_per_s, most_off=0.10),
-    Quantity(name="TTFT, mean", unit="ms", of=lambda f: f.ttft.mean_ms, most_off=0.10),
-    Quantity(name="TTFT, p99", unit="ms", of=lambda f: f.ttft.p99_ms, most_off=0.25),
-    Quantity(name="ITL, mean", unit="ms", of=lambda f: f.itl.mean_ms, most_off=0.10),
-    Quantity(name="ITL, p99", unit="ms", of=lambda f: f.itl.p99_ms, most_off=0.25),
+    Quantity(name="throughput", unit="tokens/s", of=lambda p: p.num_output_tokens / p.duration_s, most_off=0.10),
+    Quantity(name="TTFT, mean", unit="ms", of=lambda p: p.ttft.mean_ms, most_off=0.10),
+    Quantity(name="TTFT, p99", unit="ms", of=lambda p: p.ttft.p99_ms, most_off=0.25),
+    Quantity(name="ITL, mean", unit="ms", of=lambda p: p.gaps.mean_us / 1e3, most_off=0.10),
+    Quantity(name="ITL, p99", unit="ms", of=lambda p: p.gaps.percentile_us(99) / 1e3, most_off=0.25),
 )
 
 
 def main() -> int:
     args = _arguments()
-    trace = _of_lengths(read_workload(args.trace), args.lengths)
-    stops = np.cumsum([args.calibration_requests, args.requests, args.calibration_requests]).tolist()
-    before, after = (trace.part(*part).at_rate(2 * args.rate) for part in ((0, stops[0]), (stops[1], stops[2])))
-    compared = trace.part(stops[0], stops[1]).at_rate(args.rate)
+    parts = _parts(_of_lengths(read_workload(args.trace), args.lengths), args)
     settings = ExecutorSettings(
         model=args.model, profile=args.profile, max_num_seqs=args.max_num_seqs, num_blocks=args.num_blocks
     )
     with local_stack(settings) as address:
-        hardware, real = asyncio.run(_on_the_executor(address, before, compared, after))
+        hardware, real = asyncio.run(_on_the_executor(address, parts))
     if args.hardware is not None:
         write_hardware(hardware, args.hardware)
-    simulated = simulate(compared, Fleet(hardware=hardware), named_policy(args.profile))
-    figures = list(_figures(figures_of(simulated, _NO_TARGETS), figures_of(real, _NO_TARGETS)))
+    simulated = [
+        simulate(part.workload, Fleet(hardware=hardware), named_policy(args.profile), seed=args.seed + number)
+        for number, part in enumerate(part for part in parts if part.is_compared)
+    ]
+    figures = list(_figures(Played.of(simulated), Played.of(real)))
     if args.json:
         print_json(figures)
     else:
-        print_table(f"{len(compared)} requests, simulated and on the executor", figures)
+        print_table(f"{args.requests} requests, simulated and on the executor", figures)
     wrong = [
         f"{quantity.name}: {figure.ratio:.3f} of the executor's, more than {quantity.most_off:.0%} off"
         for quantity, figure in zip(QUANTITIES, figures, strict=True)
@@ -91,23 +118,54 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-async def _on_the_executor(
-    address: str, before: Workload, compared: Workload, after: Workload
-) -> tuple[Hardware, Records]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Requests that are played together, to be compared or to calibrate with."""
+
+    workload: Workload
+    is_compared: bool
+
+
+def _parts(trace: Workload, args: argparse.Namespace) -> list[Part]:
+    """All of the run, in order."""
+    parts: list[Part] = []
+    stop = 0
+
+    def add(num_requests: int, rate: float, *, is_compared: bool) -> None:
+        nonlocal stop
+        start, stop = stop, stop + num_requests
+        parts.append(Part(workload=trace.part(start, stop).at_rate(rate), is_compared=is_compared))
+
+    num_to_calibrate = max(args.calibration_requests // (args.rounds + 1) // 2, 1)
+    for number in range(args.rounds + 1):
+        add(num_to_calibrate, 2 * args.rate, is_compared=False)
+        add(num_to_calibrate, args.rate, is_compared=False)
+        if number < args.rounds:
+            add(args.requests // args.rounds, args.rate, is_compared=True)
+    return parts
+
+
+async def _on_the_executor(address: str, parts: Sequence[Part]) -> tuple[Hardware, list[Records]]:
     calibration: list[executor_pb2.Pass] = []
+    compared: list[executor_pb2.Pass] = []
+    runs: list[Records] = []
     async with AsyncInferenceClient(address) as client:
-        for workload, seed in ((before, 1), (compared, 2), (after, 3)):
-            _say(f"playing {len(workload)} requests")
-            played, passes = await replay(client, workload, seed=seed)
+        for number, part in enumerate(parts):
+            run, passes = await replay(client, part.workload, seed=number)
+            if part.is_compared:
+                runs.append(run)
+            (compared if part.is_compared else calibration).extend(passes)
             busy_s = sum(one.total_us for one in passes) / 1e6
-            _say(f"{len(passes):,} passes took {busy_s:.0f} of {played.end_us / 1e6:.0f} seconds")
-            if workload is compared:
-                records = played
-            else:
-                calibration += passes
-        hardware = await fit_hardware(client, calibration, name="calibrated", source=f"passes of {before.name}")
+            what = "to compare" if part.is_compared else "to calibrate"
+            _say(f"{len(part.workload)} requests {what}: passes took {busy_s:.1f} of {run.end_us / 1e6:.1f} seconds")
+        source = f"passes of {parts[0].workload.name}"
+        hardware = await fit_hardware(client, calibration, name="calibrated", source=source)
     _say(f"{hardware.description} {hardware.cost}")
-    return hardware, records
+    assert hardware.cost is not None
+    passes_compared = measured_passes(compared)
+    ratio = passes_compared.times_us.sum() / passes_compared.costs_us(hardware.cost).sum()
+    _say(f"{len(compared):,} passes compared took {ratio:.3f} of what the profile says that they cost")
+    return hardware, runs
 
 
 def _of_lengths(workload: Workload, factor: float) -> Workload:
@@ -126,7 +184,7 @@ def _of_lengths(workload: Workload, factor: float) -> Workload:
     )
 
 
-def _figures(simulated: Figures, real: Figures) -> list[Figure]:
+def _figures(simulated: Played, real: Played) -> list[Figure]:
     return [
         Figure(
             name=quantity.name,
@@ -148,7 +206,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--calibration-requests", type=int, default=50, help="before, and after")
+    parser.add_argument("--calibration-requests", type=int, default=120, help="in all")
+    parser.add_argument("--rounds", type=int, default=2, help="in which they are compared")
     parser.add_argument("--lengths", type=float, default=0.125, help="times the recorded ones")
     parser.add_argument("--rate", type=float, default=0.04, help="times as fast as recorded")
     parser.add_argument("--model", help="as an executor takes it; its default model unless given")
@@ -156,6 +215,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-blocks", type=int)
     parser.add_argument("--profile", default="fifo", help="that the scheduler plans by")
     parser.add_argument("--hardware", type=Path, help="write the calibrated profile there")
+    parser.add_argument("--seed", type=int, default=0, help="of how long simulated passes take")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

@@ -161,6 +161,12 @@ class GapRecords:
         self.count += len(gaps_us) * times if isinstance(times, int) else int(times.sum())
         self.total_us += int((gaps_us * times).sum())
 
+    def add_all(self, other: GapRecords) -> None:
+        """Those of another run, too."""
+        self._counts += other._counts
+        self.count += other.count
+        self.total_us += other.total_us
+
     @property
     def mean_us(self) -> float:
         return self.total_us / self.count if self.count else 0.0

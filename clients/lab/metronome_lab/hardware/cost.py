@@ -15,7 +15,7 @@ something too (`between_us`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -134,15 +134,15 @@ class MeasuredPasses:
             self.num_kv_tokens,
             self.num_chunk_kv_tokens,
             num_groups,
-            _told_apart(self.num_prefill_tokens + self.num_decodes > 1),
-            _told_apart(self.are_after_pauses),
+            self.num_prefill_tokens + self.num_decodes > 1,
+            self.are_after_pauses,
         )
         return np.stack(columns, axis=1).astype(np.float64)
 
-
-def _told_apart(are_so: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[n] the same, or none where those that are so or those that are not are too few."""
-    return are_so if MIN_OF_A_KIND <= are_so.sum() <= len(are_so) - MIN_OF_A_KIND else np.zeros_like(are_so)
+    def costs_us(self, cost: PassCost) -> NDArray[np.float64]:
+        """[n] what each costs, copies aside."""
+        costs: NDArray[np.float64] = np.array([getattr(cost, name) for name in _COSTS])
+        return np.asarray(self.amounts(cost.decode_group) @ costs)
 
 
 _COSTS = (
@@ -155,6 +155,7 @@ _COSTS = (
     "several_tokens_us",
     "after_pause_us",
 )
+_KINDS = ("several_tokens_us", "after_pause_us")
 
 
 def fit_pass_cost(passes: MeasuredPasses, *, swap_block_us: float, between_us: float = 0.0) -> PassCost:
@@ -166,17 +167,26 @@ def fit_pass_cost(passes: MeasuredPasses, *, swap_block_us: float, between_us: f
     times_us = np.maximum(passes.times_us, 1).astype(np.float64)
     best: tuple[float, int, NDArray[np.float64]] | None = None
     for group in GROUPS:
-        amounts = passes.amounts(group)
+        amounts = _told_apart(passes.amounts(group))
         costs = fit_costs(amounts, times_us, leaning_to=np.zeros(len(_COSTS)))
         error = float(np.mean((amounts @ costs / times_us - 1) ** 2))
         if best is None or error < best[0]:
             best = error, group, costs * (times_us.sum() / (amounts @ costs).sum())
     assert best is not None
     _, group, costs = best
-    return PassCost(
+    cost = PassCost(
         **dict(zip(_COSTS, costs.tolist(), strict=True)),
         decode_group=group,
         swap_block_us=swap_block_us,
         between_us=between_us,
-        ratio_quantiles=ratio_quantiles(times_us / (passes.amounts(group) @ costs)),
     )
+    return replace(cost, ratio_quantiles=ratio_quantiles(times_us / passes.costs_us(cost)))
+
+
+def _told_apart(amounts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[n, 8] the same, without the kinds of which there are too few passes, or too few that are not so."""
+    columns = [_COSTS.index(name) for name in _KINDS]
+    counts = amounts.sum(axis=0)
+    rare = [n for n in columns if not MIN_OF_A_KIND <= counts[n] <= len(amounts) - MIN_OF_A_KIND]
+    amounts[:, rare] = 0.0
+    return amounts

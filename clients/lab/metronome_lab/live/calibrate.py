@@ -68,7 +68,7 @@ async def fit_hardware(
         latency=_latency(state.latency),
         limits=_limits(state.limits),
         cost=fit_pass_cost(
-            _measured(passes), swap_block_us=state.latency.swap_block_us, between_us=_between_us(passes)
+            measured_passes(passes), swap_block_us=state.latency.swap_block_us, between_us=_between_us(passes)
         ),
         plan_wait_us=_plan_wait_us(passes),
     )
@@ -102,7 +102,7 @@ def _leaves_some(one: executor_pb2.Pass) -> bool:
     return one.num_running + one.num_waiting + one.num_swapped > one.num_finished
 
 
-def _measured(passes: list[executor_pb2.Pass]) -> MeasuredPasses:
+def measured_passes(passes: list[executor_pb2.Pass]) -> MeasuredPasses:
     """What they held. Raises LabError where the executor does not tell it."""
     if not any(one.num_kv_tokens for one in passes):
         raise LabError("the executor does not tell how many tokens of KV its passes read", "it is of an older release")

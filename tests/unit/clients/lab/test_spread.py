@@ -71,7 +71,7 @@ def test_what_is_drawn_has_a_mean_of_one_and_the_proportions_of_the_quantiles(
 ) -> None:
     ratios = np.array(drawn(tuple(quantiles), 4000, seed))
     assert ratios.max() / ratios.min() <= quantiles[-1] / quantiles[0] * (1 + 1e-9)
-    assert ratios.mean() == pytest.approx(1.0, abs=5 * ratios.std() / np.sqrt(len(ratios)) + 1e-9)
+    assert ratios.mean() == pytest.approx(1.0, abs=6 * ratios.std() / np.sqrt(len(ratios)) + 1e-9)
 
 
 def test_the_quantiles_of_what_is_drawn_are_those_given() -> None:
