@@ -2,6 +2,7 @@
 // share a KV head are taken up to four at once, so that what is read of the page serves them all.
 
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "numbers.h"
@@ -9,8 +10,14 @@
 
 namespace {
 
-constexpr int64_t kSums = 16;  // of a step: so many do not wait for one another, and fit into registers
-constexpr int64_t kWide = 4;   // vectors of a value that a step weighs
+constexpr int64_t kSums = kLanes;      // of a step: so many do not wait for one another, and fit into registers
+constexpr int64_t kWide = kLanes / 4;  // vectors of a value that a step weighs
+
+// Each lane and the one that follows it, of both vectors in their order.
+template <size_t... kLane>
+inline Floats pairs_added(Floats a, Floats b, std::index_sequence<kLane...>) {
+    return __builtin_shufflevector(a, b, (2 * kLane)...) + __builtin_shufflevector(a, b, (2 * kLane + 1)...);
+}
 
 // Sums over the lanes of as many vectors, in their order; by halves, so that all of it stays in registers.
 template <int64_t kCount = kSums>
@@ -19,8 +26,7 @@ inline Floats sums_of(const Floats* vectors) {
         return *vectors;
     } else {
         const Floats a = sums_of<kCount / 2>(vectors), b = sums_of<kCount / 2>(vectors + kCount / 2);
-        return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-               __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        return pairs_added(a, b, std::make_index_sequence<kLanes>());
     }
 }
 

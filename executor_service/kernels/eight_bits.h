@@ -7,7 +7,7 @@
 
 #include "processor.h"
 
-#ifdef METRONOME_HAS_PRODUCTS
+#ifdef METRONOME_IS_AVX512
 
 #include <cmath>
 #include <limits>

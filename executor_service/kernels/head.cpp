@@ -17,17 +17,17 @@ constexpr int64_t kPanelsAtOnce = 32;
 // What all tokens get from a panel whose first column is the logit of vocabulary entry `entry`.
 void see(const Rows& tokens, const Word* panel, int64_t entry, int64_t num_tokens, int64_t dim, Sums* sums,
          Largest* largest) {
-    const __m512i low = _mm512_add_epi32(lanes(), _mm512_set1_epi32(static_cast<int32_t>(entry)));
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(kTile));
+    const SixteenInts low = added(counted(), all(static_cast<int32_t>(entry)));
+    const SixteenInts high = added(low, all(static_cast<int32_t>(kTile)));
     for (int64_t t = 0; t < tokens.num_tiles(); t += 2) {
         const int64_t first = t * kTile, count = std::min(kPanel, num_tokens - first);
-        // All of a panel's rows fetch the panel that follows, or the first eight what follows in this one.
-        const bool is_soon = num_tokens <= kTile / 2;
+        // All of a panel's rows fetch the panel that follows, or the only ones what soon follows.
+        const bool is_soon = num_tokens <= kMostRows;
         const Ahead ahead = {t == 0 ? panel + (is_soon ? kPrefetchWords : kTile * dim) : nullptr, is_soon};
         multiply(tokens.tile(t), count > kTile ? tokens.tile(t + 1) : nullptr, count, panel, true, ahead, dim, sums);
         for (int64_t r = 0; r < count; ++r) {
-            largest[first + r].see(_mm512_load_ps(sums->of[r]), low);
-            largest[first + r].see(_mm512_load_ps(sums->of[r] + kTile), high);
+            largest[first + r].see(sixteen(sums->of[r]), low);
+            largest[first + r].see(sixteen(sums->of[r] + kTile), high);
         }
     }
 }

@@ -8,7 +8,7 @@
 
 #include "processor.h"
 
-#if defined(METRONOME_HAS_PRODUCTS) && defined(__AVX512VNNI__)
+#if defined(METRONOME_IS_AVX512) && defined(__AVX512VNNI__)
 
 #include <cfloat>
 #include <vector>

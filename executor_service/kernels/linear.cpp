@@ -7,6 +7,7 @@
 
 #include "operations.h"
 #include "rows.h"
+#include "sixteen.h"
 
 extern "C" {
 
@@ -31,8 +32,8 @@ void linear_bfloat16(const bfloat16* input, const Word* panels, const float* bia
             const int64_t stop = std::min(num_tiles, first + tiles_at_once), column = panel * kPanel;
             const Word* columns = panels + panel * kTile * dim;
             const bool both_columns = column + kTile < num_outputs;
-            const __m512 low_bias = bias ? _mm512_loadu_ps(bias + column) : _mm512_setzero_ps();
-            const __m512 high_bias = bias && both_columns ? _mm512_loadu_ps(bias + column + kTile) : _mm512_setzero_ps();
+            const Sixteen low_bias = bias ? sixteen_of_any(bias + column) : all(0.0f);
+            const Sixteen high_bias = bias && both_columns ? sixteen_of_any(bias + column + kTile) : all(0.0f);
             for (int64_t t = first; t < stop; t += 2) {
                 // What follows this panel, this one too where it has just begun.
                 const Ahead ahead = {t == first ? columns + kPrefetchWords : nullptr, true};
@@ -41,10 +42,9 @@ void linear_bfloat16(const bfloat16* input, const Word* panels, const float* bia
                 multiply(rows.tile(t), high, count, columns, both_columns, ahead, dim, &sums);
                 for (int64_t r = 0; r < count; ++r) {
                     uint16_t* target = bits_of(output) + (t * kTile + r) * num_outputs + column;
-                    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums.of[r]), low_bias);
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), narrowed(low));
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), narrowed(sixteen(sums.of[r]) + low_bias));
                     if (!both_columns) continue;
-                    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums.of[r] + kTile), high_bias);
+                    const Sixteen high = sixteen(sums.of[r] + kTile) + high_bias;
                     _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + kTile), narrowed(high));
                 }
             }

@@ -1,5 +1,5 @@
-// Numbers of a model, and sixteen floats at a time. The vectors are those of the compiler, which it maps to whatever the
-// processor has.
+// Numbers of a model, and as many floats at a time as a register holds. The vectors are those of the compiler, which it maps to
+// whatever the processor has.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -38,7 +38,11 @@ inline float rounded(float value) {
     return load(result);
 }
 
+#ifdef __AVX512F__
 constexpr int64_t kLanes = 16;
+#else
+constexpr int64_t kLanes = 8;
+#endif
 using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
@@ -53,13 +57,15 @@ inline Floats load_floats(const bfloat16* source) {
     std::memcpy(&halves, source, sizeof(halves));
 #ifdef __AVX512F__  // one instruction, of which compilers make five
     return (Floats)((Words)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
+#elif defined(__AVX2__)
+    return (Floats)((Words)_mm256_cvtepu16_epi32((__m128i)halves) << 16);
 #else
     return (Floats)(__builtin_convertvector(halves, Words) << 16);
 #endif
 }
 inline void store_floats(float* target, Floats values) { std::memcpy(target, &values, sizeof(values)); }
 
-// The first `count` of sixteen; the others are zero.
+// The first `count` of a vector; the others are zero.
 template <typename T>
 inline Floats load_some(const T* source, int64_t count) {
     if (count >= kLanes) return load_floats(source);

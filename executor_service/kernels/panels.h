@@ -64,20 +64,6 @@ struct Ahead {
     bool is_soon = false;
 };
 
-// Each rounded to bfloat16, of two that are as near to the even one.
-inline __m256i narrowed(__m512 values) {
-#ifdef __AVX512BF16__
-    return (__m256i)_mm512_cvtneps_pbh(values);
-#else
-    const __m512i bits = _mm512_castps_si512(values);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i halfway = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i nearest = _mm512_srli_epi32(_mm512_add_epi32(bits, halfway), 16);
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7fc0)));
-#endif
-}
-
 inline void prefetch(const void* address) { _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T1); }
 
 }  // namespace

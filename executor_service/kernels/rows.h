@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr int64_t kPrefetchWords = 1024;  // ahead in a panel; the next panel follows in memory
 // Numbers of tokens that stay in the second-level cache while all panels pass by.
 constexpr int64_t kNumbersInCache = 512 * 1024 / sizeof(RowNumber);
 

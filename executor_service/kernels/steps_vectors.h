@@ -1,33 +1,16 @@
 // Products by AVX-512: eight rows by 32 columns at once.
-//
-// AMD's processors multiply pairs of bfloat16 at the pace of single floats (AVX512_BF16), Intel's at a quarter of it, and older
-// ones not at all: there each number is widened to a float, and multiplied as one, which takes 0.6 of the quarter's time.
 
 #pragma once
 
 #include "processor.h"
 
-#ifdef METRONOME_HAS_PRODUCTS
+#ifdef METRONOME_IS_AVX512
 
-#include "numbers.h"
-#include "panels.h"
-
-// Beside tiles pairs too: their rows are not widened. Compilers that do not know a processor of AMD take it for an older one.
-#if defined(__AVX512BF16__) && !defined(METRONOME_MULTIPLIES_FLOATS) && \
-    (defined(__AMX_BF16__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
-#define METRONOME_MULTIPLIES_PAIRS
-#endif
+#include "row_numbers.h"
 
 namespace {
 
 #ifdef METRONOME_MULTIPLIES_PAIRS
-
-using RowNumber = uint16_t;
-
-inline void to_row(const uint16_t* numbers, RowNumber* row, int64_t count) { std::copy_n(numbers, count, row); }
-inline void to_row(const float* numbers, RowNumber* row, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) store(reinterpret_cast<bfloat16*>(row) + i, numbers[i]);
-}
 
 // A pair of numbers of each of 16 columns.
 struct Columns {
@@ -44,16 +27,6 @@ struct Columns {
 };
 
 #else
-
-using RowNumber = float;
-
-inline void to_row(const uint16_t* numbers, RowNumber* row, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const Word bits = static_cast<Word>(numbers[i]) << 16;
-        std::memcpy(row + i, &bits, sizeof(bits));
-    }
-}
-inline void to_row(const float* numbers, RowNumber* row, int64_t count) { std::copy_n(numbers, count, row); }
 
 struct Columns {
     __m512 even, odd;
@@ -75,6 +48,8 @@ struct Columns {
 // eight rows by 32 columns, or sixteen rows by 16. Fewer rows where there are fewer.
 template <bool kBothColumns>
 constexpr int64_t kVectorRows = kBothColumns ? 8 : 16;
+constexpr int64_t kMostRows = kVectorRows<true>;
+constexpr int64_t kPrefetchWords = 1024;
 
 template <bool kBothColumns, int64_t kRows, bool kFetches>
 void multiply_vectors(const RowNumber* rows, const Word* panel, const char* ahead, int64_t num_lines, int64_t dim,

@@ -265,7 +265,7 @@ def chunks_by_kernel(
     """The chunks of a batch; the rows of decodes are zero."""
     kernels = compiled_kernels(query.dtype)
     if not kernels.serves_chunks(query.shape[-1]):
-        pytest.skip("this processor has no AVX-512")
+        pytest.skip("this processor has no AVX2")
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     key_blocks, value_blocks = kv_cache.layer_blocks(layer)
     contexts = Contexts(

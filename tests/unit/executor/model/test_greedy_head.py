@@ -31,7 +31,7 @@ def loaded() -> LoadedModel:
 def fused(model: Any) -> LoadedModel:
     kernels = compiled_kernels(torch.bfloat16)
     if kernels.products is None:
-        pytest.skip("this processor has no AVX-512")
+        pytest.skip("this processor has no AVX2")
     head = fuse(model, kernels)
     assert head is not None
     return replace(tiny_model("tiny-gemma3"), model=model, dtype=torch.bfloat16, kernels=kernels, greedy_head=head)
@@ -91,7 +91,7 @@ def test_a_table_that_is_the_head_too_is_looked_up_as_it_was(loaded: LoadedModel
 def test_a_head_of_its_own_leaves_the_table_alone() -> None:
     kernels = compiled_kernels(torch.bfloat16)
     if kernels.products is None:
-        pytest.skip("this processor has no AVX-512")
+        pytest.skip("this processor has no AVX2")
     model = causal_model("tiny-llama", vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
     assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
     table = model.get_input_embeddings()
