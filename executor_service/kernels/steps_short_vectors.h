@@ -31,11 +31,6 @@ struct Fetched {
         const int64_t line = index * num_lines / num_parts;
         return {from + line * 64, (index + 1) * num_lines / num_parts - line};
     }
-    // In turn `turn` of `num_turns`.
-    void fetch(int64_t turn, int64_t num_turns) const {
-        for (int64_t line = turn * num_lines / num_turns; line < (turn + 1) * num_lines / num_turns; ++line)
-            prefetch(from + line * 64);
-    }
 };
 
 // Numbers [k, k + size) along K of all columns of a panel, as floats [size][32]; k and size are multiples of 32.
@@ -64,8 +59,8 @@ void multiply_slab(const float* rows, int64_t dim, const float* slab, int64_t si
         low[r] = is_first ? _mm256_setzero_ps() : _mm256_load_ps(sums[r]);
         high[r] = is_first ? _mm256_setzero_ps() : _mm256_load_ps(sums[r] + kLanes);
     }
-    for (int64_t k = 0; k < size; k += 4) {
-        fetched.fetch(k / 4, size / 4);
+    for (int64_t k = 0, due = 0; k < size; k += 4) {
+        for (due += 4 * fetched.num_lines; due >= size; due -= size, fetched.from += 64) prefetch(fetched.from);
 #pragma GCC unroll 4
         for (int64_t i = k; i < k + 4; ++i, slab += kPanel) {
             const __m256 first = _mm256_load_ps(slab), second = _mm256_load_ps(slab + kLanes);
