@@ -125,7 +125,9 @@ def _engines(args: argparse.Namespace, model: Path) -> Iterator[list[Engine]]:
             _say("starting vLLM, which takes minutes")
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "vllm.log"
             engines.append(
-                stack.enter_context(vllm_server(args.vllm_python, model, log, max_num_seqs=args.max_num_seqs))
+                stack.enter_context(
+                    vllm_server(args.vllm_python, model, log, max_num_seqs=args.max_num_seqs, dtype=args.vllm_dtype)
+                )
             )
         yield engines
 
@@ -249,6 +251,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=int, default=64, help="requests at once, on both sides")
     parser.add_argument("--profile", help="of our scheduler (default: its default)")
     parser.add_argument("--vllm-python", type=Path, help="the Python of an environment with vLLM")
+    parser.add_argument("--vllm-dtype", default="bfloat16", help="float32 is its best where a processor lacks bfloat16")
     parser.add_argument("--vllm-url", help="its server, if it runs already; else it is started")
     parser.add_argument("--min-throughput-ratio", type=float, default=1.25, help="offline")
     parser.add_argument("--max-ttft-ratio", type=float, default=1.0, help="of the mean, online")

@@ -52,13 +52,13 @@ class VllmServer:
 
 
 @contextmanager
-def vllm_server(python: Path, model: Path, log: Path, *, max_num_seqs: int) -> Iterator[VllmServer]:
+def vllm_server(python: Path, model: Path, log: Path, *, max_num_seqs: int, dtype: str) -> Iterator[VllmServer]:
     """Start a server with what serves such a model best on a CPU. `model`: a directory. `log`: a file that it fills.
 
     Raises RuntimeError where it does not come to answer.
     """
     port = free_port()
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(model, port, max_num_seqs)]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(model, port, max_num_seqs, dtype)]
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -86,13 +86,13 @@ def running_vllm_server(python: Path, url: str) -> VllmServer:
     return VllmServer(python=python, url=url, pids=(pid,), start_s=None)
 
 
-def _arguments(model: Path, port: int, max_num_seqs: int) -> list[str]:
+def _arguments(model: Path, port: int, max_num_seqs: int, dtype: str) -> list[str]:
     settings = {
         "model": model,
         "served-model-name": "model",
         "host": "127.0.0.1",
         "port": port,
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "max-model-len": 2048,
         "max-num-seqs": max_num_seqs,
         "max-num-batched-tokens": 2048,

@@ -1,5 +1,5 @@
-"""The matrix products of linear.cpp and head.cpp as functions over tensors in bfloat16, for processors with AVX-512,
-with or without instructions for bfloat16.
+"""The matrix products of linear.cpp and head.cpp as functions over tensors in bfloat16, for processors with AVX2, or
+with AVX-512, with or without instructions for bfloat16.
 
 Legend: T tokens, I inputs, O outputs.
 """
@@ -57,12 +57,12 @@ class Products:
 
     @classmethod
     def of(cls, library: ctypes.CDLL) -> Products | None:
-        """None where this processor has no AVX-512."""
+        """None where this processor has no AVX2."""
         return cls(library) if hasattr(library, "uses_tiles") else None
 
     @property
     def uses_tiles(self) -> bool:
-        """Whether products run on AMX, else on AVX-512."""
+        """Whether products run on AMX, else on vectors."""
         return bool(self._library.uses_tiles())
 
     @staticmethod

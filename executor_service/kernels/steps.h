@@ -1,6 +1,6 @@
 // A step of a product in bfloat16, 32 rows by a panel of 32 columns, with sums in float32: what linear layers, the output
-// head and the attention of chunks are made of. By AMX tiles where the processor and the system grant
-// them, else by AVX-512, else by AVX2.
+// head and the attention of chunks are made of. By AMX tiles where the processor and the system grant them, else by AVX-512,
+// else by AVX2.
 
 #pragma once
 

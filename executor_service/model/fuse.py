@@ -1,7 +1,7 @@
 """Puts faster modules in the place of those of transformers, on the CPU: same results, fewer and larger operations.
 
 - Linear layers in bfloat16 multiply by weights that are packed beforehand, for our own kernel where the processor has
-  AVX-512, else for oneDNN, which packs them in every call otherwise.
+  AVX2, else for oneDNN, which packs them in every call otherwise.
 - The output head is packed too, where it lies, and keeps no logits that nobody asks for (`greedy_head.py`).
 - Attention has one product for queries, keys and values, and one kernel up to the cache (`fused_attention.py`). Where
   that does not fit, rotary embedding alone is a kernel.
