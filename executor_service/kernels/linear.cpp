@@ -32,8 +32,8 @@ void linear_bfloat16(const bfloat16* input, const Word* panels, const float* bia
             const int64_t stop = std::min(num_tiles, first + tiles_at_once), column = panel * kPanel;
             const Word* columns = panels + panel * kTile * dim;
             const bool both_columns = column + kTile < num_outputs;
-            const Sixteen low_bias = bias ? sixteen_of_any(bias + column) : all(0.0f);
-            const Sixteen high_bias = bias && both_columns ? sixteen_of_any(bias + column + kTile) : all(0.0f);
+            const Sixteen low_bias = bias ? sixteen_at_any(bias + column) : all(0.0f);
+            const Sixteen high_bias = bias && both_columns ? sixteen_at_any(bias + column + kTile) : all(0.0f);
             for (int64_t t = first; t < stop; t += 2) {
                 // What follows this panel, this one too where it has just begun.
                 const Ahead ahead = {t == first ? columns + kPrefetchWords : nullptr, true};

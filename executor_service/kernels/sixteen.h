@@ -24,12 +24,9 @@ inline Sixteen all(float value) { return _mm512_set1_ps(value); }
 inline SixteenInts all(int32_t value) { return _mm512_set1_epi32(value); }
 inline SixteenInts counted() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
-// At addresses that are multiples of 64, but for `of_any`.
+// At addresses that are multiples of 64, and at any.
 inline Sixteen sixteen(const float* from) { return _mm512_load_ps(from); }
-inline Sixteen sixteen_of_any(const float* from) { return _mm512_loadu_ps(from); }
-inline SixteenInts sixteen(const int32_t* from) { return _mm512_load_si512(from); }
-inline void store(float* to, Sixteen values) { _mm512_store_ps(to, values); }
-inline void store(int32_t* to, SixteenInts values) { _mm512_store_si512(to, values); }
+inline Sixteen sixteen_at_any(const float* from) { return _mm512_loadu_ps(from); }
 
 inline SixteenInts added(SixteenInts a, SixteenInts b) { return _mm512_add_epi32(a, b); }
 inline Mask unordered(Sixteen a, Sixteen b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
@@ -81,20 +78,7 @@ inline SixteenInts counted() {
 }
 
 inline Sixteen sixteen(const float* from) { return {_mm256_load_ps(from), _mm256_load_ps(from + 8)}; }
-inline Sixteen sixteen_of_any(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
-inline SixteenInts sixteen(const int32_t* from) {
-    const auto* pair = reinterpret_cast<const __m256i*>(from);
-    return {_mm256_load_si256(pair), _mm256_load_si256(pair + 1)};
-}
-inline void store(float* to, Sixteen values) {
-    _mm256_store_ps(to, values.low);
-    _mm256_store_ps(to + 8, values.high);
-}
-inline void store(int32_t* to, SixteenInts values) {
-    auto* pair = reinterpret_cast<__m256i*>(to);
-    _mm256_store_si256(pair, values.low);
-    _mm256_store_si256(pair + 1, values.high);
-}
+inline Sixteen sixteen_at_any(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
 
 inline Sixteen operator+(Sixteen a, Sixteen b) { return {a.low + b.low, a.high + b.high}; }
 inline SixteenInts added(SixteenInts a, SixteenInts b) {
@@ -121,14 +105,15 @@ inline SixteenInts chosen(Mask mask, SixteenInts yes, SixteenInts no) {
             _mm256_blendv_epi8(no.high, yes.high, _mm256_castps_si256(mask.high))};
 }
 inline float greatest(Sixteen values) {
-    alignas(64) float lanes[16];
-    store(lanes, values);
-    return *std::max_element(lanes, lanes + 16);
+    alignas(32) float lanes[8];
+    _mm256_store_ps(lanes, _mm256_max_ps(values.low, values.high));
+    return *std::max_element(lanes, lanes + 8);
 }
 inline int32_t least(Mask mask, SixteenInts values) {
-    alignas(64) int32_t lanes[16];
-    store(lanes, chosen(mask, values, all(std::numeric_limits<int32_t>::max())));
-    return *std::min_element(lanes, lanes + 16);
+    const SixteenInts those = chosen(mask, values, all(std::numeric_limits<int32_t>::max()));
+    alignas(32) int32_t lanes[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_min_epi32(those.low, those.high));
+    return *std::min_element(lanes, lanes + 8);
 }
 
 // The bits of each as a float that is rounded to bfloat16, of two that are as near to the even one.
@@ -137,11 +122,13 @@ inline __m256i rounded_bits(__m256 values) {
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     const __m256 is_nan = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
-    const __m256 with_nan = _mm256_blendv_ps(_mm256_castsi256_ps(nearest), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), is_nan);
-    return _mm256_and_si256(_mm256_castps_si256(with_nan), _mm256_set1_epi32(static_cast<int>(0xffff0000)));
+    const __m256 no_number = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+    const __m256 with_those = _mm256_blendv_ps(_mm256_castsi256_ps(nearest), no_number, is_nan);
+    return _mm256_and_si256(_mm256_castps_si256(with_those), _mm256_set1_epi32(static_cast<int>(0xffff0000)));
 }
 inline __m256i narrowed(Sixteen values) {
-    const __m256i low = _mm256_srli_epi32(rounded_bits(values.low), 16), high = _mm256_srli_epi32(rounded_bits(values.high), 16);
+    const __m256i low = _mm256_srli_epi32(rounded_bits(values.low), 16);
+    const __m256i high = _mm256_srli_epi32(rounded_bits(values.high), 16);
     // Packing takes the first four of both, then the last.
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0b11'01'10'00);
 }

@@ -52,7 +52,8 @@ inline void widen(const Word* panel, int64_t k, int64_t size, float* slab) {
 
 // Rows, `dim` numbers apart, by 16 columns of a slab. What it sums is added where the slab is not the first.
 template <int64_t kRows>
-void multiply_slab(const float* rows, int64_t dim, const float* slab, int64_t size, bool is_first, Fetched fetched, RowSums sums) {
+void multiply_slab(const float* rows, int64_t dim, const float* slab, int64_t size, bool is_first, Fetched fetched,
+                   RowSums sums) {
     __m256 low[kRows], high[kRows];
 #pragma GCC unroll 6
     for (int64_t r = 0; r < kRows; ++r) {
@@ -60,6 +61,7 @@ void multiply_slab(const float* rows, int64_t dim, const float* slab, int64_t si
         high[r] = is_first ? _mm256_setzero_ps() : _mm256_load_ps(sums[r] + kLanes);
     }
     for (int64_t k = 0, due = 0; k < size; k += 4) {
+        // Without a division, which would take as long as the products between two of them.
         for (due += 4 * fetched.num_lines; due >= size; due -= size, fetched.from += 64) prefetch(fetched.from);
 #pragma GCC unroll 4
         for (int64_t i = k; i < k + 4; ++i, slab += kPanel) {
