@@ -39,7 +39,7 @@ from metronome_lab.hardware.profile import Hardware, write_hardware
 from metronome_lab.live.calibrate import fit_hardware, measured_passes
 from metronome_lab.live.replay import replay
 from metronome_lab.policies import named_policy
-from metronome_lab.records import GapRecords, Records
+from metronome_lab.records import GapRecords, Outcome, Records, RequestRecords
 from metronome_lab.simulation import Fleet, simulate
 from metronome_lab.workload.requests import Workload
 from metronome_lab.workload.traces import read_workload
@@ -65,9 +65,15 @@ class Played:
         return cls(
             num_output_tokens=sum(int(one.num_output_tokens.sum()) for one in requests),
             duration_s=sum(run.end_us for run in runs) / 1e6,
-            ttft=Spread.of(np.concatenate([one.first_token_us - one.workload.arrival_us for one in requests])),
+            ttft=Spread.of(np.concatenate([_ttft_us(one) for one in requests])),
             gaps=gaps,
         )
+
+
+def _ttft_us(requests: RequestRecords) -> NDArray[np.int64]:
+    """Of those that finished, as the lab's figures have it."""
+    times_us: NDArray[np.int64] = requests.first_token_us - requests.workload.arrival_us
+    return times_us[requests.outcome == Outcome.FINISHED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +147,8 @@ def _parts(trace: Workload, args: argparse.Namespace) -> list[Part]:
         add(num_to_calibrate, 2 * args.rate, is_compared=False)
         add(num_to_calibrate, args.rate, is_compared=False)
         if number < args.rounds:
-            add(args.requests // args.rounds, args.rate, is_compared=True)
+            num_before, num_then = (count * args.requests // args.rounds for count in (number, number + 1))
+            add(num_then - num_before, args.rate, is_compared=True)
     return parts
 
 

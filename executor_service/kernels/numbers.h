@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "processor.h"
+
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -38,7 +40,7 @@ inline float rounded(float value) {
     return load(result);
 }
 
-#ifdef __AVX512F__
+#ifdef METRONOME_IS_AVX512
 constexpr int64_t kLanes = 16;
 #else
 constexpr int64_t kLanes = 8;
@@ -55,7 +57,7 @@ inline Floats load_floats(const float* source) {
 inline Floats load_floats(const bfloat16* source) {
     Halves halves;
     std::memcpy(&halves, source, sizeof(halves));
-#ifdef __AVX512F__  // one instruction, of which compilers make five
+#ifdef METRONOME_IS_AVX512  // one instruction, of which compilers make five
     return (Floats)((Words)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
 #elif defined(__AVX2__)
     return (Floats)((Words)_mm256_cvtepu16_epi32((__m128i)halves) << 16);

@@ -16,16 +16,16 @@
 
 namespace {
 
-constexpr int64_t kMostRows = 6;
+constexpr int64_t kMostRows = 6;  // at once
 constexpr int64_t kSlab = 64;  // numbers along K: widened, with those of the rows, they stay in the first-level cache
-constexpr int64_t kPrefetchWords = 2048;
+constexpr int64_t kPrefetchWords = 2048;  // ahead in a panel, two slabs: one is read as a whole before it is multiplied
 
 using RowSums = float (*)[kPanel];
 
 // What to bring into the cache in the course of a loop: a few lines at a time, since those on their way from memory are few.
 struct Fetched {
-    const char* from;
-    int64_t num_lines;
+    const char* from = nullptr;
+    int64_t num_lines = 0;
 
     Fetched part(int64_t index, int64_t num_parts) const {
         const int64_t line = index * num_lines / num_parts;
@@ -99,7 +99,9 @@ void multiply_all(const RowNumber* low, const RowNumber*, int64_t num_rows, cons
     alignas(64) float slab[kSlab * kPanel];
     for (int64_t start = 0; start < dim; start += kSlab) {
         const int64_t size = std::min(kSlab, dim - start);
-        const Fetched fetched{static_cast<const char*>(ahead.from) + start * 64, ahead.from == nullptr ? 0 : size};
+        // All rows fetch their share, of what is soon multiplied too: who comes first does not read the panel here.
+        Fetched fetched;
+        if (ahead.from != nullptr) fetched = {static_cast<const char*>(ahead.from) + start * 64, size};
         widen(panel, start, size, slab);
         for (int64_t group = 0; group < num_groups; ++group) {
             const int64_t first = group * num_rows / num_groups, stop = (group + 1) * num_rows / num_groups;

@@ -48,8 +48,8 @@ struct Columns {
 // eight rows by 32 columns, or sixteen rows by 16. Fewer rows where there are fewer.
 template <bool kBothColumns>
 constexpr int64_t kVectorRows = kBothColumns ? 8 : 16;
-constexpr int64_t kMostRows = kVectorRows<true>;
-constexpr int64_t kPrefetchWords = 1024;
+constexpr int64_t kMostRows = kVectorRows<true>;  // at once
+constexpr int64_t kPrefetchWords = 1024;          // ahead in a panel; the next panel follows in memory
 
 template <bool kBothColumns, int64_t kRows, bool kFetches>
 void multiply_vectors(const RowNumber* rows, const Word* panel, const char* ahead, int64_t num_lines, int64_t dim,
