@@ -15,9 +15,19 @@ leaves of the target when all decodes are paid for, and never below a block, so 
 `max_inter_token_slowdown` is such a target too, as a multiple of what the decodes take alone: it fits every machine. Up
 to it each prompt that is computed or waits gets as long as the decodes get together: one that joins alone makes a pass
 twice as long, and many do not queue behind a bound that was meant for one (docs/adr/0041). Where both are set the
-target bounds what the prompts get together, and the multiple takes its place where the machine is too slow for it:
-where the decodes alone take more than half of it (docs/adr/0042). Three quarters of the target a pass may always have,
-however few and fast the decodes are: nobody has asked for less (docs/adr/0048).
+target bounds what the prompts get together, and the multiple takes its place where the machine is too slow for it
+(docs/adr/0042): all of the multiple where the decodes alone take the target, and of it as large a part as they take of
+the target before, once that is more. So a pass becomes longer by degrees as decodes become slower, and a latency model
+that is off by a little bounds it by a little more or less (docs/adr/0055). Three quarters of the target a pass may
+always have, however few and fast the decodes are: nobody has asked for less (docs/adr/0048).
+
+    the most that a pass takes /
+    target, for three prompts,  4 |              __/      4 times the decodes
+    with a multiple of 4        3 |           __/
+                                2 |        __/
+                                1 | ______/               the target
+                                0 +-------+-------+
+                                  0      1/2      1       decodes alone / target
 """
 
 from __future__ import annotations
@@ -141,9 +151,11 @@ def _most_pass_us(decodes_us: float, slowdown_for_each: float, case: Case) -> fl
     target, slowdown = case.policy.target_inter_token_latency_us, case.policy.max_inter_token_slowdown
     if slowdown == 0:
         return float(target)
-    if target != UNBOUNDED and target >= 2 * decodes_us:
-        return min(float(target), max(slowdown_for_each * decodes_us, _PART_OF_TARGET * target))
-    return min(slowdown, slowdown_for_each) * decodes_us
+    if target == UNBOUNDED:
+        return min(slowdown, slowdown_for_each) * decodes_us
+    part_of_slowdown = min(1.0, decodes_us / target)
+    most_us = max(float(target), part_of_slowdown * slowdown * decodes_us)
+    return min(most_us, max(slowdown_for_each * decodes_us, _PART_OF_TARGET * target))
 
 
 @lean

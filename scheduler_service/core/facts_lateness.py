@@ -94,12 +94,13 @@ def _prefills_of_a_pass(executor: ExecutorState, policy: Policy) -> tuple[float,
         return decodes_us / most + token_us, most
     num_waiting = int((table.status == RequestStatus.WAITING).sum())
     num_prompts = max(num_waiting + int(runs.sum()) - len(decodes), 1)
-    if slowdown == 0 and target is not None:
-        most_us = float(target)
-    elif target is not None and target >= 2 * decodes_us:
-        most_us = min(float(target), max((1.0 + num_prompts) * decodes_us, 0.75 * target))
-    else:
+    if target is None:
         most_us = min(slowdown, 1.0 + num_prompts) * decodes_us
+    elif slowdown == 0:
+        most_us = float(target)
+    else:
+        most_us = slowdown * decodes_us * (1.0 if decodes_us >= target else decodes_us / target)
+        most_us = min(max(most_us, target), max((1.0 + num_prompts) * decodes_us, 0.75 * target))
     num_tokens = max((most_us - decodes_us) / latency.prefill_token_us, float(executor.limits.block_size))
     num_in_pass = int(min(num_tokens, float(most)))
     return decodes_us / num_in_pass + token_us, num_in_pass

@@ -172,9 +172,9 @@ export type Policy = Message<"metronome.scheduler.v1.Policy"> & {
    * Times as long as its decodes alone that a pass may take because of the prefills beside them, by the executor's latency
    * model: at 2 prefills take as long as the decodes do. Above 2 each prompt that is computed or waits adds as long as the
    * decodes take, up to this. They always get a block. 0 to 1,000,000. Default: 0, no bound. Beside a target for the
-   * inter-token latency the target is the most that a pass takes, where it leaves prefills as long as the decodes take at
-   * least; where it does not, the machine is too slow for it, and this holds in its place. Three quarters of the target a
-   * pass may have for one prompt, too.
+   * inter-token latency the target is the most that a pass takes, until the decodes are too slow for it: where they alone
+   * take as long as the target, this holds in its place, and where they take a part of it the same part of this, once that
+   * is longer than the target. Three quarters of the target a pass may have for one prompt, too.
    *
    * @generated from field: optional double max_inter_token_slowdown = 21;
    */
