@@ -45,6 +45,7 @@ class EngineLog:
             num_accepted_draft_tokens=record.num_accepted_draft_tokens,
             num_kv_tokens=record.num_kv_tokens,
             num_chunk_kv_tokens=record.num_chunk_kv_tokens,
+            num_logits_rows=record.num_logits_rows,
             num_running=record.num_running,
             num_waiting=record.num_waiting,
             plan_source=record.plan_source.name,

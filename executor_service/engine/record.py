@@ -47,6 +47,7 @@ class PassRecord:
     num_accepted_draft_tokens: int
     num_kv_tokens: int
     num_chunk_kv_tokens: int
+    num_logits_rows: int
 
 
 @dataclass(slots=True, kw_only=True)

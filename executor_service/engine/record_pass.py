@@ -84,4 +84,5 @@ def record_pass(
         num_chunk_kv_tokens=num_attended_tokens(
             inputs.num_tokens[inputs.num_decodes :], inputs.context_lens[inputs.num_decodes :]
         ),
+        num_logits_rows=len(inputs.batch.logits_rows),
     )

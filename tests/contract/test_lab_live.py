@@ -47,6 +47,7 @@ def test_what_a_client_sees_is_recorded_as_a_run_is(executor: Service) -> None:
     assert iterations["num_prefill_tokens"].sum() == 20 + 40
     assert iterations["num_decode_tokens"].sum() == 4 + 5
     assert sum(one.num_chunk_kv_tokens for one in passes) == 20 * 21 // 2 + 40 * 41 // 2
+    assert sum(one.num_logits_rows for one in passes) == 5 + 6
     assert sum(one.num_kv_tokens for one in passes) == sum(range(21, 25)) + sum(range(41, 46))
     assert records.service.tokens.sum(axis=1).tolist() == [20 + 4, 40 + 5]
 

@@ -1,13 +1,14 @@
 """What a pass takes on a device: finer than the latency model that its executor tells a scheduler.
 
-    pass + prefill tokens + decodes + groups of decodes + KV read by decodes + KV that chunks attend to + copies
+    pass + prefill tokens + decodes + groups of rows of logits + KV read by decodes + KV that chunks attend to + copies
          + what several tokens cost whatever their number + what a pass costs after a pause
 
-Decodes come in groups where a kernel computes so many rows at a time: the output layer is read once a group, and the
-ninth decode costs more than the eighth. Attention of chunks grows with the tokens before each, so that the end of a
-long prompt costs more than its beginning. One token is the product of each matrix with a vector, several that of two
-matrices, by other code. And the first pass of an executor that had nothing to run for a while takes longer, by as much
-whatever it holds. A latency model has none of these: an executor tells what it fits to such passes.
+Each decode has a row of logits, and each prompt that ends in the pass: the output layer, which is most of a small
+model, is computed for these alone. They come in groups where a kernel computes so many rows at a time: the layer is
+read once a group, and the ninth row costs more than the eighth. Attention of chunks grows with the tokens before each,
+so that the end of a long prompt costs more than its beginning. One token is the product of each matrix with a vector,
+several that of two matrices, by other code. And the first pass of an executor that had nothing to run for a while takes
+longer, by as much whatever it holds. A latency model has none of these: an executor tells what it fits to such passes.
 
 Passes vary about their costs, as `ratio_quantiles` say (see spread.py), and between two of them an executor does
 something too (`between_us`).
@@ -41,9 +42,9 @@ MIN_OF_A_KIND = 5
 class PassCost:
     """Microseconds each, but for `ratio_quantiles`: of what passes take to what they cost; none: each takes just that.
 
-    `decode_group_us`: for every `decode_group` decodes that a pass begins to fill. `several_tokens_us`: of a pass that
-    holds more than one. `after_pause_us`: of the first after `PAUSE_US` or more. `between_us`: from the end of a pass
-    to the next, where the plan is there.
+    `logits_group_us`: for every `logits_group` rows of logits that a pass begins to fill. `several_tokens_us`: of a
+    pass that holds more than one. `after_pause_us`: of the first after `PAUSE_US` or more. `between_us`: from the end
+    of a pass to the next, where the plan is there.
     """
 
     pass_us: float
@@ -52,8 +53,8 @@ class PassCost:
     kv_token_us: float
     swap_block_us: float
     chunk_kv_token_us: float = 0.0
-    decode_group_us: float = 0.0
-    decode_group: int = 1
+    logits_group_us: float = 0.0
+    logits_group: int = 1
     several_tokens_us: float = 0.0
     after_pause_us: float = 0.0
     between_us: float = 0.0
@@ -75,6 +76,7 @@ class PassCost:
         *,
         num_prefill_tokens: int,
         num_decodes: int,
+        num_logits_rows: int,
         num_kv_tokens: int,
         num_chunk_kv_tokens: int = 0,
         num_copied_blocks: int = 0,
@@ -86,7 +88,7 @@ class PassCost:
             self.pass_us
             + self.prefill_token_us * num_prefill_tokens
             + self.decode_request_us * num_decodes
-            + self.decode_group_us * -(-num_decodes // self.decode_group)
+            + self.logits_group_us * -(-num_logits_rows // self.logits_group)
             + self.chunk_kv_token_us * num_chunk_kv_tokens
             + self.swap_block_us * num_copied_blocks
             + self.several_tokens_us * (num_prefill_tokens + num_decodes > 1)
@@ -101,6 +103,7 @@ class PassCost:
                 self.time_us(
                     num_prefill_tokens=one.num_prefill_tokens,
                     num_decodes=one.num_decodes,
+                    num_logits_rows=max(one.num_decodes, 1),
                     num_kv_tokens=one.num_decodes * one.context_len,
                     num_chunk_kv_tokens=one.num_prefill_tokens * (one.num_prefill_tokens + 1) // 2,
                 )
@@ -119,21 +122,21 @@ class MeasuredPasses:
 
     num_prefill_tokens: NDArray[np.int64]
     num_decodes: NDArray[np.int64]
+    num_logits_rows: NDArray[np.int64]
     num_kv_tokens: NDArray[np.int64]
     num_chunk_kv_tokens: NDArray[np.int64]
     are_after_pauses: NDArray[np.bool_]
     times_us: NDArray[np.int64]
 
-    def amounts(self, decode_group: int) -> NDArray[np.float64]:
+    def amounts(self, logits_group: int) -> NDArray[np.float64]:
         """[n, 8] what each pass costs for, in the order of `_COSTS`."""
-        num_groups = -(-self.num_decodes // decode_group) if decode_group > 1 else np.zeros_like(self.num_decodes)
         columns = (
             np.ones_like(self.times_us),
             self.num_prefill_tokens,
             self.num_decodes,
             self.num_kv_tokens,
             self.num_chunk_kv_tokens,
-            num_groups,
+            -(-self.num_logits_rows // logits_group),
             self.num_prefill_tokens + self.num_decodes > 1,
             self.are_after_pauses,
         )
@@ -142,7 +145,7 @@ class MeasuredPasses:
     def costs_us(self, cost: PassCost) -> NDArray[np.float64]:
         """[n] what each costs, copies aside."""
         costs: NDArray[np.float64] = np.array([getattr(cost, name) for name in _COSTS])
-        return np.asarray(self.amounts(cost.decode_group) @ costs)
+        return np.asarray(self.amounts(cost.logits_group) @ costs)
 
 
 _COSTS = (
@@ -151,7 +154,7 @@ _COSTS = (
     "decode_request_us",
     "kv_token_us",
     "chunk_kv_token_us",
-    "decode_group_us",
+    "logits_group_us",
     "several_tokens_us",
     "after_pause_us",
 )
@@ -176,7 +179,7 @@ def fit_pass_cost(passes: MeasuredPasses, *, swap_block_us: float, between_us: f
     _, group, costs = best
     cost = PassCost(
         **dict(zip(_COSTS, costs.tolist(), strict=True)),
-        decode_group=group,
+        logits_group=group,
         swap_block_us=swap_block_us,
         between_us=between_us,
     )

@@ -152,12 +152,12 @@ def _latency(table: Mapping[str, Any], path: Path) -> Latency:
 
 def _cost(table: Mapping[str, Any], path: Path) -> PassCost:
     figures = dict(table)
-    group = _whole(figures, "decode_group", 1, path, default=1)
-    figures.pop("decode_group", None)
+    group = _whole(figures, "logits_group", 1, path, default=1)
+    figures.pop("logits_group", None)
     quantiles = _ratio_quantiles(figures.pop("ratio_quantiles", []), path)
-    others = ("decode_group", "ratio_quantiles")
+    others = ("logits_group", "ratio_quantiles")
     names = tuple(field.name for field in dataclasses.fields(PassCost) if field.name not in others)
-    return PassCost(**_microseconds(figures, "cost", names, path), decode_group=group, ratio_quantiles=quantiles)
+    return PassCost(**_microseconds(figures, "cost", names, path), logits_group=group, ratio_quantiles=quantiles)
 
 
 def _ratio_quantiles(value: object, path: Path) -> tuple[float, ...]:

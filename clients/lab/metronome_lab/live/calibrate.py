@@ -109,6 +109,8 @@ def measured_passes(passes: list[executor_pb2.Pass]) -> MeasuredPasses:
     return MeasuredPasses(
         num_prefill_tokens=np.array([one.num_prefill_tokens for one in passes]),
         num_decodes=np.array([one.num_decode_requests for one in passes]),
+        # One of an older release tells no rows of logits; each decode has one.
+        num_logits_rows=np.array([max(one.num_logits_rows, one.num_decode_requests) for one in passes]),
         num_kv_tokens=np.array([one.num_kv_tokens for one in passes]),
         num_chunk_kv_tokens=np.array([one.num_chunk_kv_tokens for one in passes]),
         are_after_pauses=np.array(

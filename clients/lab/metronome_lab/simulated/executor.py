@@ -265,6 +265,7 @@ class SimulatedExecutor:
         duration_us = self._cost.time_us(
             num_prefill_tokens=num_prefill_tokens,
             num_decodes=num_decodes,
+            num_logits_rows=int(samples.sum()),
             num_kv_tokens=num_kv_tokens,
             num_chunk_kv_tokens=num_attended_tokens(num_tokens[~decodes], context_lens[~decodes]),
             num_copied_blocks=num_copied,

@@ -27,8 +27,8 @@ COST = PassCost(
     kv_token_us=0.5,
     swap_block_us=20.0,
     chunk_kv_token_us=0.1,
-    decode_group_us=300.0,
-    decode_group=8,
+    logits_group_us=300.0,
+    logits_group=8,
 )
 FIFO = named_policy("fifo")
 
@@ -38,12 +38,14 @@ def passes_of(cost: PassCost, count: int = 400, *, num_alone: int = 0, pause_eve
     draw = np.random.default_rng(3)
     prefill, decodes = draw.integers(0, 200, count), draw.integers(0, 40, count)
     prefill[:num_alone], decodes[:num_alone] = 0, 1
+    rows = decodes + np.where(prefill > 0, draw.integers(0, 4, count), 0)  # prompts end in some passes
     after_pause = np.arange(count) % pause_every == 0 if pause_every else np.zeros(count, dtype=bool)
     kv, chunk_kv = decodes * draw.integers(10, 900, count), prefill * draw.integers(10, 900, count)
     times = [
         cost.time_us(
             num_prefill_tokens=int(prefill[i]),
             num_decodes=int(decodes[i]),
+            num_logits_rows=int(rows[i]),
             num_kv_tokens=int(kv[i]),
             num_chunk_kv_tokens=int(chunk_kv[i]),
             is_after_pause=bool(after_pause[i]),
@@ -53,6 +55,7 @@ def passes_of(cost: PassCost, count: int = 400, *, num_alone: int = 0, pause_eve
     return MeasuredPasses(
         num_prefill_tokens=prefill,
         num_decodes=decodes,
+        num_logits_rows=rows,
         num_kv_tokens=kv,
         num_chunk_kv_tokens=chunk_kv,
         are_after_pauses=after_pause,
@@ -62,11 +65,29 @@ def passes_of(cost: PassCost, count: int = 400, *, num_alone: int = 0, pause_eve
 
 @pytest.mark.parametrize("group", [1, 8, 16])
 def test_costs_are_found_from_passes(group: int) -> None:
-    true = replace(COST, decode_group=group, decode_group_us=300.0 * (group > 1))
+    true = replace(COST, logits_group=group)
     found = fit_pass_cost(passes_of(true), swap_block_us=20.0)
-    assert found.decode_group == group
-    for name in ("pass_us", "prefill_token_us", "decode_request_us", "kv_token_us", "chunk_kv_token_us"):
+    assert found.logits_group == group
+    names = ("pass_us", "prefill_token_us", "decode_request_us", "kv_token_us", "chunk_kv_token_us", "logits_group_us")
+    for name in names:
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.02), name
+
+
+def test_what_a_prompt_that_ends_costs_is_not_taken_for_what_a_pause_costs() -> None:
+    """What comes after a pause is a prompt that is alone and ends: of its time a good part is the output layer's."""
+    true = replace(COST, logits_group_us=20_000.0)
+    passes = passes_of(true, 600)
+    alone = np.arange(600) % 10 == 0
+    prefill = np.where(alone, 30, passes.num_prefill_tokens)
+    decodes, rows = (np.where(alone, few, many) for few, many in ((0, passes.num_decodes), (1, passes.num_logits_rows)))
+    others = {"num_kv_tokens": passes.num_kv_tokens, "num_chunk_kv_tokens": passes.num_chunk_kv_tokens}
+    held = {"num_prefill_tokens": prefill, "num_decodes": decodes, "num_logits_rows": rows, **others}
+    times_us = [true.time_us(**{name: int(of[i]) for name, of in held.items()}) for i in range(600)]
+    found = fit_pass_cost(
+        MeasuredPasses(**held, are_after_pauses=alone, times_us=np.array(times_us)), swap_block_us=0.0
+    )
+    assert found.after_pause_us < 0.01 * true.logits_group_us
+    assert found.logits_group_us == pytest.approx(true.logits_group_us, rel=0.02)
 
 
 def test_passes_that_were_disturbed_take_as_long_together() -> None:
@@ -108,8 +129,8 @@ def test_a_profile_with_costs_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("decode_group = 0", "decode_group is 0"),
-        ("decode_group_us = -1", "cost.decode_group_us is -1"),
+        ("logits_group = 0", "logits_group is 0"),
+        ("logits_group_us = -1", "cost.logits_group_us is -1"),
         ("pass_us = 0", "cost.pass_us is 0"),
         ("prefil_token_us = 3", "unknown key 'prefil_token_us'"),
     ],
@@ -141,7 +162,7 @@ def test_it_tells_what_it_learnt_and_its_passes_take_what_they_cost() -> None:
     # One or two that decode are a group; each reads what it has.
     passes = records.iterations.columns()
     decode = passes["num_prefill_tokens"] == 0
-    least = COST.pass_us + COST.decode_group_us + COST.decode_request_us * passes["num_decode_tokens"][decode]
+    least = COST.pass_us + COST.logits_group_us + COST.decode_request_us * passes["num_decode_tokens"][decode]
     extra = (passes["duration_us"][decode] - least) / COST.kv_token_us
     assert (extra >= 60).all()
     assert (extra <= 240 + 1).all()
@@ -151,8 +172,8 @@ def test_the_end_of_a_prompt_costs_more_than_its_beginning() -> None:
     hardware = replace(hardware_of(max_model_len=2000, num_blocks=200), cost=replace(COST, chunk_kv_token_us=1.0))
     passes = simulate(workload_of((0, 1024, 1)), Fleet(hardware=hardware), FIFO).iterations.columns()
     assert passes["num_prefill_tokens"].tolist() == [128] * 8
-    # Each chunk attends to 128 * 128 more than the one before it.
-    assert np.diff(passes["duration_us"]).tolist() == [128 * 128] * 7
+    # Each chunk attends to 128 * 128 more than the one before it, and the last has a row of logits.
+    assert np.diff(passes["duration_us"]).tolist() == [128 * 128] * 6 + [128 * 128 + COST.logits_group_us]
 
 
 def test_attended_tokens_are_counted_one_by_one() -> None:

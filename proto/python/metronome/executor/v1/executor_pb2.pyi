@@ -63,7 +63,7 @@ class WatchStateResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[GetStateResponse, _Mapping]] = ..., passes: _Optional[_Iterable[_Union[Pass, _Mapping]]] = ...) -> None: ...
 
 class Pass(_message.Message):
-    __slots__ = ("iteration", "start_time_us", "num_prefill_tokens", "num_decode_tokens", "num_prefill_requests", "num_decode_requests", "num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_free_swap_blocks", "num_admitted", "num_resumed", "num_evicted_swap", "num_evicted_recompute", "num_rejected", "num_finished", "plan_source", "plan_wait_us", "plan_round_trip_us", "build_us", "forward_us", "emit_us", "total_us", "predicted_us", "num_draft_tokens", "num_accepted_draft_tokens", "num_kv_tokens", "num_chunk_kv_tokens")
+    __slots__ = ("iteration", "start_time_us", "num_prefill_tokens", "num_decode_tokens", "num_prefill_requests", "num_decode_requests", "num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_free_swap_blocks", "num_admitted", "num_resumed", "num_evicted_swap", "num_evicted_recompute", "num_rejected", "num_finished", "plan_source", "plan_wait_us", "plan_round_trip_us", "build_us", "forward_us", "emit_us", "total_us", "predicted_us", "num_draft_tokens", "num_accepted_draft_tokens", "num_kv_tokens", "num_chunk_kv_tokens", "num_logits_rows")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     START_TIME_US_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Pass(_message.Message):
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNK_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGITS_ROWS_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     start_time_us: int
     num_prefill_tokens: int
@@ -122,7 +123,8 @@ class Pass(_message.Message):
     num_accepted_draft_tokens: int
     num_kv_tokens: int
     num_chunk_kv_tokens: int
-    def __init__(self, iteration: _Optional[int] = ..., start_time_us: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_prefill_requests: _Optional[int] = ..., num_decode_requests: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_free_swap_blocks: _Optional[int] = ..., num_admitted: _Optional[int] = ..., num_resumed: _Optional[int] = ..., num_evicted_swap: _Optional[int] = ..., num_evicted_recompute: _Optional[int] = ..., num_rejected: _Optional[int] = ..., num_finished: _Optional[int] = ..., plan_source: _Optional[_Union[PlanSource, str]] = ..., plan_wait_us: _Optional[int] = ..., plan_round_trip_us: _Optional[int] = ..., build_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., emit_us: _Optional[int] = ..., total_us: _Optional[int] = ..., predicted_us: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_kv_tokens: _Optional[int] = ..., num_chunk_kv_tokens: _Optional[int] = ...) -> None: ...
+    num_logits_rows: int
+    def __init__(self, iteration: _Optional[int] = ..., start_time_us: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_prefill_requests: _Optional[int] = ..., num_decode_requests: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_free_swap_blocks: _Optional[int] = ..., num_admitted: _Optional[int] = ..., num_resumed: _Optional[int] = ..., num_evicted_swap: _Optional[int] = ..., num_evicted_recompute: _Optional[int] = ..., num_rejected: _Optional[int] = ..., num_finished: _Optional[int] = ..., plan_source: _Optional[_Union[PlanSource, str]] = ..., plan_wait_us: _Optional[int] = ..., plan_round_trip_us: _Optional[int] = ..., build_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., emit_us: _Optional[int] = ..., total_us: _Optional[int] = ..., predicted_us: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_kv_tokens: _Optional[int] = ..., num_chunk_kv_tokens: _Optional[int] = ..., num_logits_rows: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
     __slots__ = ("num_iterations", "num_accepted", "num_finished", "num_cancelled", "num_expired", "num_rejected", "num_failed", "num_prefill_tokens", "num_output_tokens", "num_evicted_swap", "num_evicted_recompute", "num_safe_plans", "num_refused_plans", "num_plan_failures", "num_swap_failures", "num_prefix_query_tokens", "num_prefix_hit_tokens", "num_draft_tokens", "num_accepted_draft_tokens")
