@@ -24,6 +24,7 @@ from executor_service.model.fuse import fuse, multiplies_all
 from executor_service.model.gguf import default_cache_dir
 from executor_service.model.int8 import quantize
 from executor_service.model.lean_imports import lean_imports
+from executor_service.model.lean_outlines import make_lean
 from executor_service.model.loaded import LoadedModel, LoadedTokenizer
 from executor_service.model.quantization import Quantization
 from executor_service.model.shard import WHOLE, Shard, check_can_be_cut, cut
@@ -170,7 +171,7 @@ def _outline(config: Any) -> Any:
     with lean_imports(), torch.device("meta"):
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        return make_lean(lambda: AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -> Any:
@@ -185,13 +186,15 @@ def _load_weights(name: str, directory: Path, config: Any, dtype: torch.dtype) -
         register_paged_attention()
     outline = _outline(config)
     with lean_imports():
-        loaded: Any = type(outline).from_pretrained(
-            None,
-            config=outline.config,
-            state_dict=stored_tensors(directory),
-            dtype=dtype,
-            attn_implementation=ATTN_IMPLEMENTATION,
-            output_loading_info=True,
+        loaded: Any = make_lean(
+            lambda: type(outline).from_pretrained(
+                None,
+                config=outline.config,
+                state_dict=stored_tensors(directory),
+                dtype=dtype,
+                attn_implementation=ATTN_IMPLEMENTATION,
+                output_loading_info=True,
+            )
         )
     model, loading = loaded
     if loading["missing_keys"]:  # transformers warns and fills them with random numbers
