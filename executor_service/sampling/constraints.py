@@ -14,17 +14,18 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from tokenizers import Tokenizer
 
 from executor_service.sampling.adjustments import ConstraintKind
 from executor_service.sampling.constraint_limits import excess
 from executor_service.sampling.deep_thread import DeepThread
 from executor_service.sampling.masks import AllowedTokens, Words, num_words_of
+from executor_service.sampling.token_bytes import SPECIAL, token_bytes
 
 # JSON may have white space without end, and small models like it: a bound keeps an answer from being nothing else, and
 # leaves room to indent by.
 _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
 _MAX_MESSAGE_CHARACTERS = 300
-_MERGES, _END_OF_MERGES = ',"merges":[', "]]}}"
 
 
 class ConstraintError(ValueError):
@@ -93,7 +94,7 @@ class ConstraintCompiler:
     def __init__(self, tokenizer: Any, *, vocab_size: int, end_token_ids: Collection[int]) -> None:
         """``tokenizer``: of transformers. ``vocab_size``: logits of a row.
 
-        Prepares the vocabulary. For 262,144 tokens that takes two seconds of one core, most of them with the
+        Prepares the vocabulary. For 262,144 tokens that takes more than a second of one core, most of it with the
         interpreter's lock held, so it is done before anybody is served. That it cannot be done for a tokenizer is told
         when a constraint comes.
         """
@@ -135,23 +136,35 @@ def _prepare(tokenizer: Any, vocab_size: int, end_token_ids: list[int]) -> Prepa
     # The tokenizer may know tokens that the model has no logits for, and the model logits without tokens.
     num_tokens = max(len(tokenizer), vocab_size)
     stand_in = len(tokenizer) - 1
-    # What `llguidance.hf` does, without a copy of the tokenizer, which takes as long as the rest.
-    description = without_merges(tokenizer.backend_tokenizer.to_str())
-    tokens = llguidance.LLTokenizer(description, n_vocab=num_tokens, eos_token=end_token_ids or [stand_in])
+    tokens = _llguidance_tokens(tokenizer.backend_tokenizer, num_tokens, end_token_ids or [stand_in])
     choosable = None if end_token_ids else AllowedTokens(np.setdiff1d(np.arange(vocab_size), [stand_in]))
     return PreparedVocabulary(tokens=tokens, choosable=choosable)
 
 
-def without_merges(description: str) -> str:
-    """Constraints need the tokens, and not how text is cut into them: a third of the time goes into reading that.
+def _llguidance_tokens(backend: Tokenizer, num_tokens: int, end_token_ids: list[int]) -> llguidance.LLTokenizer:
+    spelled = token_bytes(backend)
+    if spelled is None:
+        # What `llguidance.hf` does, without a copy of the tokenizer, which takes as long as the rest.
+        return llguidance.LLTokenizer(backend.to_str(), n_vocab=num_tokens, eos_token=end_token_ids)
+    spelled += [SPECIAL + f"<[{token_id}]>".encode() for token_id in range(len(spelled), num_tokens)]
+    vocabulary = _Vocabulary(backend, spelled, end_token_ids[0])
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=end_token_ids)
 
-    A string in JSON would have its quotes escaped, so this is the key of the model, and the last one where its list
-    ends the description.
-    """
-    start = description.find(_MERGES)
-    if start < 0 or not description.endswith(_END_OF_MERGES):
-        return description
-    return description[:start] + _MERGES + _END_OF_MERGES.removeprefix("]")
+
+class _Vocabulary:
+    """A tokenizer as llguidance takes one that is not described to it. It tells what each token stands for, and cuts
+    text of which no letter is for the model to choose into the tokens that the model is used to."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, backend: Tokenizer, tokens: list[bytes], eos_token_id: int) -> None:
+        self._backend = backend
+        self.tokens = tokens
+        self.eos_token_id = eos_token_id
+
+    def __call__(self, text: str) -> list[int]:
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return token_ids
 
 
 def _grammar_of(kind: ConstraintKind, text: str) -> str:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import llguidance
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, trainers
 from transformers import PreTrainedTokenizerFast
 
 from executor_service.sampling.adjustments import Adjuster, Adjustments, Constraint, ConstraintKind
@@ -23,7 +21,6 @@ from executor_service.sampling.constraints import (
     ConstraintCompiler,
     ConstraintError,
     ConstraintsNotOfferedError,
-    without_merges,
 )
 from executor_service.sampling.masks import AllowedTokens, num_words_of
 from executor_service.sampling.sampler import NOTHING_ALLOWED, sample
@@ -56,23 +53,18 @@ def compiler_for(
 COMPILER = compiler_for(byte_tokenizer(), vocab_size=VOCAB_SIZE)
 
 
-@pytest.mark.parametrize("words", ["ab abc abcd bcd cd", 'a ]]}} b ,"merges":[ c'])
-def test_a_vocabulary_without_its_merges_allows_the_same(words: str) -> None:
-    backend = Tokenizer(models.BPE(unk_token=None))
-    backend.decoder = decoders.Sequence([decoders.Replace("_", " "), decoders.ByteFallback(), decoders.Fuse()])
-    backend.train_from_iterator([words] * 3, trainers.BpeTrainer(vocab_size=60, show_progress=False))
-    whole, cut = backend.to_str(), without_merges(backend.to_str())
-    assert json.loads(cut)["model"].pop("merges") == []
-    assert len(json.loads(whole)["model"].pop("merges")) > 1
-    num_tokens = backend.get_vocab_size()
-    grammar = llguidance.LLMatcher.grammar_from_regex("[a-d]*|.*merges.*")
-    masks = []
-    for description in (whole, cut):
-        tokens = llguidance.LLTokenizer(description, n_vocab=num_tokens, eos_token=[0])
-        masks.append(llguidance.LLMatcher(tokens, grammar).compute_bitmask())
-    assert masks[0] == masks[1]
-    without = {**json.loads(whole), "model": {"type": "WordLevel", "vocab": {"merges": 0}, "unk_token": "merges"}}
-    assert without_merges(json.dumps(without)) == json.dumps(without)
+@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+def test_text_that_is_not_for_the_model_to_choose_is_cut_as_the_tokenizer_cuts_it(
+    make: Callable[[], PreTrainedTokenizerFast],
+) -> None:
+    tokenizer = make()
+    constraint = compiler_for(tokenizer).compile(ConstraintKind.REGEX, "The cat sat")
+    adjuster = adjuster_for(constraint)
+    forced = tokenizer.encode("The cat sat", add_special_tokens=False)
+    for token_id in forced:
+        assert allowed(adjuster, len(tokenizer)) == [token_id]
+        adjuster.push(token_id)
+    assert adjuster.is_complete
 
 
 def adjuster_for(constraint: Constraint, **asked: Any) -> Adjuster:
