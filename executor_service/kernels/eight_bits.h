@@ -7,13 +7,13 @@
 
 #include "processor.h"
 
-#ifdef METRONOME_IS_AVX512
+#ifdef METRONOME_MULTIPLIES_BYTES
 
 #include <cmath>
 #include <limits>
 
-#include "numbers.h"
 #include "panels.h"
+#include "sixteen.h"
 
 namespace {
 
@@ -30,48 +30,52 @@ struct alignas(64) Bounds {
 
 // Number k of sixteen rows lies in columns[k]. By orthogonal matrices along the diagonal, as large as they go into `dim`, which
 // is a multiple of 32.
-void turn(Floats* columns, int64_t dim) {
+void turn(Sixteen* columns, int64_t dim) {
     int64_t size = kStep;
     while (size < kMostTurned && dim % (2 * size) == 0) size *= 2;
     const float scale = 1.0f / std::sqrt(static_cast<float>(size));
     for (int64_t half = 1; half < size; half *= 2)
         for (int64_t i = 0; i < dim; i += 2 * half)
             for (int64_t k = i; k < i + half; ++k) {
-                const Floats a = columns[k], b = columns[k + half];
+                const Sixteen a = columns[k], b = columns[k + half];
                 columns[k] = a + b;
                 columns[k + half] = a - b;
             }
-    for (int64_t k = 0; k < dim; ++k) columns[k] *= scale;
+    for (int64_t k = 0; k < dim; ++k) columns[k] = columns[k] * all(scale);
 }
 
-// Each number becomes a multiple of its row's step, from -127 to 127.
-void round_to_steps(Floats* columns, int64_t dim, Bounds* bounds) {
-    __m512 largest = _mm512_setzero_ps(), norm = _mm512_setzero_ps(), lost = _mm512_setzero_ps();
+struct AsLargeAsTheyAre {
+    static Sixteen largest(const Sixteen*, int64_t, Sixteen largest) { return largest; }
+};
+
+// Each number becomes a multiple of its row's step, from -127 to 127. What these are to be multiplied by may ask for wider
+// steps: `Size` tells how large a row counts, beside its largest number.
+template <typename Size = AsLargeAsTheyAre>
+void round_to_steps(Sixteen* columns, int64_t dim, Bounds* bounds) {
+    Sixteen largest = all(0.0f), norm = all(0.0f), lost = all(0.0f);
     for (int64_t k = 0; k < dim; ++k) {
-        const auto numbers = (__m512)columns[k];
-        largest = _mm512_max_ps(largest, _mm512_abs_ps(numbers));
-        norm = _mm512_fmadd_ps(numbers, numbers, norm);
+        const Sixteen numbers = columns[k];
+        largest = larger(largest, absolute(numbers));
+        norm = sum_of_product(numbers, numbers, norm);
     }
-    norm = _mm512_sqrt_ps(norm);
-    const __mmask16 is_zero = _mm512_cmp_ps_mask(largest, _mm512_setzero_ps(), _CMP_EQ_OQ);
+    norm = root(norm);
+    const Mask is_zero = equal(largest, all(0.0f));
     // A NaN is neither.
-    const __mmask16 is_bounded = _mm512_cmp_ps_mask(norm, _mm512_set1_ps(kShortest), _CMP_GE_OQ) &
-                                 _mm512_cmp_ps_mask(norm, _mm512_set1_ps(std::numeric_limits<float>::infinity()), _CMP_LT_OQ);
-    const __m512 step = _mm512_maskz_div_ps(is_bounded, largest, _mm512_set1_ps(kMostSteps));
-    const __m512 steps = _mm512_maskz_div_ps(is_bounded, _mm512_set1_ps(kMostSteps), largest);
+    const Mask is_bounded = at_least(norm, all(kShortest)) & less(norm, all(std::numeric_limits<float>::infinity()));
+    largest = Size::largest(columns, dim, largest);
+    const Sixteen step = divided(is_bounded, largest, all(kMostSteps));
+    const Sixteen steps = divided(is_bounded, all(kMostSteps), largest);
     for (int64_t k = 0; k < dim; ++k) {
-        const auto numbers = (__m512)columns[k];
-        const __m512 multiple =
-            _mm512_roundscale_ps(_mm512_maskz_mul_ps(is_bounded, numbers, steps), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        const __m512 rest = _mm512_fnmadd_ps(multiple, step, numbers);
-        lost = _mm512_fmadd_ps(rest, rest, lost);
-        columns[k] = (Floats)multiple;
+        const Sixteen numbers = columns[k];
+        const Sixteen multiple = whole(multiplied(is_bounded, numbers, steps));
+        const Sixteen rest = rest_of_product(multiple, step, numbers);
+        lost = sum_of_product(rest, rest, lost);
+        columns[k] = multiple;
     }
-    const __m512 unbounded = 
-        _mm512_maskz_mov_ps(~is_bounded & ~is_zero, _mm512_set1_ps(std::numeric_limits<float>::infinity()));
-    _mm512_store_ps(bounds->step, step);
-    _mm512_store_ps(bounds->lost, _mm512_add_ps(_mm512_maskz_sqrt_ps(is_bounded, lost), unbounded));
-    _mm512_store_ps(bounds->norm, _mm512_add_ps(_mm512_maskz_mov_ps(is_bounded, norm), unbounded));
+    const Sixteen unbounded = only(neither(is_bounded, is_zero), all(std::numeric_limits<float>::infinity()));
+    store(bounds->step, step);
+    store(bounds->lost, root(is_bounded, lost) + unbounded);
+    store(bounds->norm, only(is_bounded, norm) + unbounded);
 }
 
 }  // namespace

@@ -8,30 +8,21 @@
 
 #include "processor.h"
 
-#if defined(METRONOME_IS_AVX512) && defined(__AVX512VNNI__)
+#ifdef METRONOME_MULTIPLIES_BYTES
 
 #include <cfloat>
 #include <vector>
 
-#include "eight_bits.h"
 #include "largest.h"
 #include "operations.h"
 #include "rows.h"
+#include "steps_bytes.h"
 
 namespace {
 
-constexpr int64_t kGroup = 4;      // numbers along K that one instruction takes
-constexpr int64_t kRowsAtOnce = 8;
 constexpr int64_t kPanelsAtOnce = 32;  // that a thread takes, as in head.cpp
-constexpr int32_t kOffset = 128;       // entries are kept without a sign
 constexpr int64_t kFetchedAhead = 4096;  // bytes
 constexpr size_t kMostCandidates = 8192;   // of a token on the way, and half of them in the end, which cost what a pass by panels does
-
-// A token beside its numbers in 8 bits. `offset`: what products are too large by, since entries are.
-struct Token {
-    float step, lost, norm;
-    int32_t offset;
-};
 
 struct Candidate {
     float upper;
@@ -47,12 +38,12 @@ class Candidates {
     const std::vector<Candidate>& all() const { return all_; }
 
     // Of sixteen entries from `first_entry` on those of the mask.
-    void add(__mmask16 mask, __m512 lower, __m512 upper, int32_t first_entry) {
+    void add(Mask mask, Sixteen lower, Sixteen upper, int32_t first_entry) {
         if (are_too_many_) return;
-        best_ = std::max(best_, _mm512_mask_reduce_max_ps(mask, lower));
+        best_ = std::max(best_, greatest(mask, lower));
         alignas(64) float uppers[kTile];
-        _mm512_store_ps(uppers, upper);
-        for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+        store(uppers, upper);
+        for (unsigned rest = bits_of(mask); rest != 0; rest &= rest - 1) {
             const int lane = __builtin_ctz(rest);
             all_.push_back({uppers[lane], first_entry + lane});
         }
@@ -80,67 +71,39 @@ class Candidates {
 };
 
 // Up to sixteen tokens [count, dim] in 8 bits.
-void to_bytes(const uint16_t* input, int64_t count, int64_t dim, Floats* columns, int8_t* bytes, Token* tokens) {
-    std::fill_n(columns, dim, Floats{});
+void to_bytes(const uint16_t* input, int64_t count, int64_t dim, Sixteen* columns, int8_t* bytes, Token* tokens) {
+    auto* lanes = reinterpret_cast<float(*)[kTile]>(columns);
+    std::fill_n(columns, dim, all(0.0f));
     for (int64_t t = 0; t < count; ++t)
-        for (int64_t k = 0; k < dim; ++k) columns[k][t] = load(bfloat16{input[t * dim + k]});
+        for (int64_t k = 0; k < dim; ++k) lanes[k][t] = load(bfloat16{input[t * dim + k]});
     turn(columns, dim);
     Bounds bounds;
-    round_to_steps(columns, dim, &bounds);
+    round_to_steps<TokenSize>(columns, dim, &bounds);
     // What sums in floats may be wrong by, here and there, as a part of the product of the norms.
     const float rounding = static_cast<float>(dim + 64) * 0x1p-22f;
     for (int64_t t = 0; t < count; ++t) {
         int32_t sum = 0;
-        for (int64_t k = 0; k < dim; ++k) sum += bytes[t * dim + k] = static_cast<int8_t>(columns[k][t]);
+        for (int64_t k = 0; k < dim; ++k) sum += bytes[t * dim + k] = static_cast<int8_t>(lanes[k][t]);
         tokens[t] = {bounds.step[t], bounds.lost[t] + rounding * bounds.norm[t], bounds.norm[t] + bounds.lost[t], kOffset * sum};
     }
 }
 
-// Up to eight tokens by 32 entries.
-template <int64_t kRows = kRowsAtOnce>
-void multiply_bytes(const int8_t* rows, const Token* tokens, int64_t num_rows, const uint8_t* panel, const char* ahead,
-                    int64_t num_lines, int64_t dim, __m512i (*sums)[2]) {
-    if constexpr (kRows > 1)
-        if (num_rows < kRows) return multiply_bytes<kRows - 1>(rows, tokens, num_rows, panel, ahead, num_lines, dim, sums);
-    __m512i low[kRows], high[kRows];
-#pragma GCC unroll 8
-    for (int64_t r = 0; r < kRows; ++r) low[r] = high[r] = _mm512_set1_epi32(-tokens[r].offset);
-    const int64_t num_groups = dim / kGroup;
-    for (int64_t group = 0, due = 0; group < num_groups; ++group, panel += kPanel * kGroup) {
-        // A few at a time, as in steps_vectors.h.
-        for (due += num_lines; due >= num_groups; due -= num_groups, ahead += 64) prefetch(ahead);
-        const __m512i first = _mm512_load_si512(panel), second = _mm512_load_si512(panel + kTile * kGroup);
-#pragma GCC unroll 8
-        for (int64_t r = 0; r < kRows; ++r) {
-            int32_t numbers;
-            std::memcpy(&numbers, rows + r * dim + group * kGroup, sizeof(numbers));
-            low[r] = _mm512_dpbusd_epi32(low[r], first, _mm512_set1_epi32(numbers));
-            high[r] = _mm512_dpbusd_epi32(high[r], second, _mm512_set1_epi32(numbers));
-        }
-    }
-#pragma GCC unroll 8
-    for (int64_t r = 0; r < kRows; ++r) {
-        sums[r][0] = low[r];
-        sums[r][1] = high[r];
-    }
-}
-
 // Products of a token by sixteen entries from `first_entry` on.
-inline void see(__m512i sums, const Token& token, const Bounds& bounds, int64_t first_entry, Candidates* candidates) {
-    const __m512 step = _mm512_mul_ps(_mm512_load_ps(bounds.step), _mm512_set1_ps(token.step));
-    const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), step);
-    const __m512 lost_of_entry = _mm512_mul_ps(_mm512_load_ps(bounds.lost), _mm512_set1_ps(token.norm));
-    const __m512 error = _mm512_fmadd_ps(_mm512_load_ps(bounds.norm), _mm512_set1_ps(token.lost), lost_of_entry);
-    const __m512 upper = _mm512_add_ps(product, error);
+inline void see(SixteenInts sums, const Token& token, const Bounds& bounds, int64_t first_entry, Candidates* candidates) {
+    const Sixteen step = sixteen(bounds.step) * all(token.step);
+    const Sixteen product = floats(sums) * step;
+    const Sixteen lost_of_entry = sixteen(bounds.lost) * all(token.norm);
+    const Sixteen error = sum_of_product(sixteen(bounds.norm), all(token.lost), lost_of_entry);
+    const Sixteen upper = product + error;
     // What is no number may be the largest.
-    const __mmask16 may_be = _mm512_cmp_ps_mask(upper, _mm512_set1_ps(candidates->least()), _CMP_NLT_UQ);
-    if (may_be != 0) candidates->add(may_be, _mm512_sub_ps(product, error), upper, static_cast<int32_t>(first_entry));
+    const Mask may_be = not_less(upper, all(candidates->least()));
+    if (any(may_be)) candidates->add(may_be, product - error, upper, static_cast<int32_t>(first_entry));
 }
 
 // The logits of up to sixteen entries, that of the last again where there are fewer, summed as a step of a product sums them.
-__m512 exactly(const RowNumber* row, const Word* panels, const Candidate* candidates, int64_t count, int64_t dim) {
+Sixteen exactly(const RowNumber* row, const Word* panels, const Candidate* candidates, int64_t count, int64_t dim) {
     alignas(64) Word words[kTile][kTile];
-    __m512 sums = _mm512_setzero_ps();
+    Sixteen sums = all(0.0f);
     for (int64_t step = 0; step < dim; step += kStep) {
         for (int64_t lane = 0; lane < kTile; ++lane) {
             const int64_t entry = candidates[std::min(lane, count - 1)].entry;
@@ -161,7 +124,7 @@ LargestLogit largest_of(const RowNumber* row, const Word* panels, const std::vec
         const int64_t count = std::min<int64_t>(kTile, candidates.size() - first);
         alignas(64) int32_t entries[kTile];
         for (int64_t lane = 0; lane < kTile; ++lane) entries[lane] = candidates[first + std::min(lane, count - 1)].entry;
-        largest.see(exactly(row, panels, candidates.data() + first, count, dim), _mm512_load_si512(entries));
+        largest.see(exactly(row, panels, candidates.data() + first, count, dim), sixteen(entries));
     }
     return largest.of_all_lanes();
 }
@@ -191,25 +154,23 @@ extern "C" {
 void pack_screen_bfloat16(const Word* panels, uint8_t* bytes, float* bounds, int64_t num_entries, int64_t dim) {
 #pragma omp parallel
     {
-        const auto columns = aligned<Floats>(dim);
+        const auto columns = aligned<Sixteen>(dim);
 #pragma omp for
         for (int64_t tile = 0; tile < num_entries / kTile; ++tile) {
             const int64_t half = tile % 2;
             const Word* panel = panels + tile / 2 * kTile * dim + half * kTile * kTile;
             for (int64_t k = 0; k < dim; k += 2) {
-                const __m512i pairs = _mm512_load_si512(panel + k / kStep * 2 * kTile * kTile + k % kStep / 2 * kTile);
-                columns[k] = (Floats)_mm512_slli_epi32(pairs, 16);
-                columns[k + 1] = (Floats)_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
+                const SixteenInts pairs = sixteen_pairs(panel + k / kStep * 2 * kTile * kTile + k % kStep / 2 * kTile);
+                columns[k] = first_of(pairs);
+                columns[k + 1] = second_of(pairs);
             }
             turn(columns.get(), dim);
             round_to_steps(columns.get(), dim, reinterpret_cast<Bounds*>(bounds) + tile);
-            uint8_t* target = bytes + tile / 2 * kPanel * dim + half * kTile * kGroup;
-            for (int64_t k = 0; k < dim; k += kGroup, target += kPanel * kGroup) {
-                __m512i group = _mm512_setzero_si512();
-                for (int64_t i = kGroup - 1; i >= 0; --i)
-                    group = _mm512_or_si512(_mm512_slli_epi32(group, 8),
-                                            _mm512_add_epi32(_mm512_cvtps_epi32((__m512)columns[k + i]), _mm512_set1_epi32(kOffset)));
-                _mm512_store_si512(target, group);
+            uint8_t* target = bytes + tile / 2 * kPanel * dim + half * bytes_to_second_half(dim);
+            for (int64_t k = 0; k < dim; k += kGroup, target += kBytesToNextGroup) {
+                SixteenInts group = all(0);
+                for (int64_t i = kGroup - 1; i >= 0; --i) group = united(shifted<8>(group), added(ints(columns[k + i]), all(kOffset)));
+                store_group(target, group, dim);
             }
         }
     }
@@ -226,7 +187,7 @@ void screened_largest_logits_bfloat16(const uint16_t* input, const Word* panels,
     const int64_t num_times = (num_tokens + kRowsAtOnce - 1) / kRowsAtOnce, num_lines = kPanel * dim / 64;
 #pragma omp parallel
     {
-        const auto columns = aligned<Floats>(dim);
+        const auto columns = aligned<Sixteen>(dim);
 #pragma omp for
         for (int64_t first = 0; first < num_tokens; first += kTile)
             to_bytes(input + first * dim, std::min(kTile, num_tokens - first), dim, columns.get(), row_bytes + first * dim,
@@ -241,7 +202,7 @@ void screened_largest_logits_bfloat16(const uint16_t* input, const Word* panels,
                 // All of a panel's tokens fetch the panel that follows, or the only ones what soon follows.
                 const int64_t line = time * num_lines / num_times, stop = (time + 1) * num_lines / num_times;
                 const int64_t distance = num_times == 1 ? kFetchedAhead : kPanel * dim + line * 64;
-                __m512i sums[kRowsAtOnce][2];
+                SixteenInts sums[kRowsAtOnce][2];
                 multiply_bytes(row_bytes + first * dim, tokens.data() + first, count, entry_bytes,
                                reinterpret_cast<const char*>(entry_bytes) + distance, stop - line, dim, sums);
                 for (int64_t r = 0; r < count; ++r)

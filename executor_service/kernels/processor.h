@@ -9,3 +9,9 @@
 #elif defined(__AVX2__) && defined(__FMA__)
 #define METRONOME_HAS_PRODUCTS
 #endif
+
+// Products of bytes, in which the output head looks for the largest logits first (head_screened.cpp). AVX-512 without an
+// instruction for them does without.
+#if defined(METRONOME_HAS_PRODUCTS) && (!defined(METRONOME_IS_AVX512) || defined(__AVX512VNNI__))
+#define METRONOME_MULTIPLIES_BYTES
+#endif

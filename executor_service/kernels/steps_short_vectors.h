@@ -13,8 +13,20 @@
 #include <type_traits>
 
 #include "row_numbers.h"
+#include "sixteen.h"
 
 namespace {
+
+// A pair of numbers of each of 16 columns.
+struct Columns {
+    Sixteen even, odd;
+
+    explicit Columns(const Word* words) : even(first_of(sixteen_pairs(words))), odd(second_of(sixteen_pairs(words))) {}
+    // With their products by a pair of a row, summed as `multiply_slab` sums them.
+    Sixteen add_to(Sixteen sums, const RowNumber* row) const {
+        return sum_of_product(all(row[1]), odd, sum_of_product(all(row[0]), even, sums));
+    }
+};
 
 constexpr int64_t kMostRows = 6;  // at once
 constexpr int64_t kSlab = 64;  // numbers along K: widened, with those of the rows, they stay in the first-level cache
@@ -35,18 +47,14 @@ struct Fetched {
 
 // Numbers [k, k + size) along K of all columns of a panel, as floats [size][32]; k and size are multiples of 32.
 inline void widen(const Word* panel, int64_t k, int64_t size, float* slab) {
-    const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
     const Word* half = panel + k * kTile;
     for (int64_t step = 0; step < size; step += kStep)
         for (int64_t column = 0; column < kPanel; column += kTile, half += kTile * kTile)
             for (int64_t pair = 0; pair < kTile; ++pair) {
                 float* target = slab + (step + 2 * pair) * kPanel + column;
-#pragma GCC unroll 2
-                for (int64_t lane = 0; lane < kTile; lane += kLanes) {
-                    const auto numbers = _mm256_load_si256(reinterpret_cast<const __m256i*>(half + pair * kTile + lane));
-                    _mm256_store_ps(target + lane, _mm256_castsi256_ps(_mm256_slli_epi32(numbers, 16)));
-                    _mm256_store_ps(target + kPanel + lane, _mm256_castsi256_ps(_mm256_and_si256(numbers, odd)));
-                }
+                const Columns numbers(half + pair * kTile);
+                store(target, numbers.even);
+                store(target + kPanel, numbers.odd);
             }
 }
 

@@ -24,6 +24,7 @@ BUILDS = {
     "floats": (*WITHOUT_TILES, "-DMETRONOME_MULTIPLIES_FLOATS"),
     "without bfloat16": (*WITHOUT_TILES, "-mno-avx512bf16"),
     "without AVX-512": (*WITHOUT_TILES, "-mno-avx512f"),
+    "without AVX-512 and AVX-VNNI": (*WITHOUT_TILES, "-mno-avx512f", "-U__AVXVNNI__"),
 }
 
 
@@ -62,7 +63,7 @@ def largest(request: pytest.FixtureRequest, products: Products) -> Largest:
         packed = products.pack(weight)
         screen = products.screen(packed) if request.param == "screened" else None
         if request.param == "screened" and screen is None:
-            pytest.skip("this processor has no AVX512_VNNI, or has tiles")
+            pytest.skip("this processor has tiles, or AVX-512 without AVX512_VNNI")
         return products.largest_logits(states, packed, screen)
 
     return by
@@ -142,6 +143,21 @@ def test_the_largest_logits_where_a_few_numbers_stand_out(
     states[:, [1, 30]] *= outlier
     weight[::7] *= 4.0
     weight[5::100, 3] = outlier
+    logits = products.linear(states, products.pack(weight), None).float()
+    token_ids, maxima = largest(states, weight)
+    assert torch.equal(token_ids, logits.argmax(dim=-1))
+    assert torch.equal(maxima, logits.amax(dim=-1))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("place", [0, 1, 2, 5, 31])
+def test_the_largest_logits_where_products_of_bytes_are_as_large_as_can_be(
+    sign: float, place: int, products: Products, largest: Largest
+) -> None:
+    """One number of each row alone: turned, all are of the same size, and for the first of the same sign, too."""
+    states, weight = torch.zeros(9, 128).bfloat16(), torch.zeros(4096, 128).bfloat16()
+    states[:, place] = sign
+    weight[:, place] = torch.linspace(-2, 2, 4096).bfloat16()
     logits = products.linear(states, products.pack(weight), None).float()
     token_ids, maxima = largest(states, weight)
     assert torch.equal(token_ids, logits.argmax(dim=-1))
