@@ -23,6 +23,7 @@ from executor_service.model.errors import ModelSourceError, UnsupportedModelErro
 from executor_service.model.fuse import fuse, multiplies_all
 from executor_service.model.gguf import default_cache_dir
 from executor_service.model.int8 import quantize
+from executor_service.model.kept_names import import_transformers
 from executor_service.model.lean_imports import lean_imports
 from executor_service.model.lean_outlines import make_lean
 from executor_service.model.loaded import LoadedModel, LoadedTokenizer
@@ -58,6 +59,7 @@ def load_model(
     """
     device = torch.device(device)
     cache_dir = cache_dir or default_cache_dir()
+    import_transformers(cache_dir)
     resolved = resolve_source(source, cache_dir=cache_dir, progress=progress)
     with as_model_source_error(f"cannot load {resolved.name}"):
         config = _load_config(resolved.name, resolved.directory)
