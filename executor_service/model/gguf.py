@@ -104,17 +104,29 @@ def _write_directory(gguf_file: Path, directory: Path, progress: Callable[[str],
 
 
 def _save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """What `save_pretrained` writes, cut down to load in a third of the time: the pipeline as compact JSON; a class
+    """What `save_pretrained` writes, cut down to load in a quarter of the time: the pipeline as compact JSON; a class
     that takes it as it is, instead of building it again from vocabulary and merges; and the tokens that were added,
     which are else looked up in the pipeline's JSON, all of it parsed once more."""
     tokenizer.save_pretrained(directory)
-    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    pipeline = with_joined_merges(tokenizer.backend_tokenizer.to_str())
+    (directory / "tokenizer.json").write_text(pipeline, encoding="utf-8")
     config_file = directory / "tokenizer_config.json"
     config = json.loads(config_file.read_text()) | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "added_tokens_decoder": {id: token.__getstate__() for id, token in tokenizer.added_tokens_decoder.items()},
     }
     config_file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def with_joined_merges(description: str) -> str:
+    """The description of a tokenizer, each of its merges one text, ``"a b"``, and not a list of two: a fifth less to
+    read. As it was where that could not be told apart, of tokens with spaces."""
+    pipeline = json.loads(description)
+    merges = pipeline["model"].get("merges")
+    if not merges or any(not isinstance(merge, list) or " " in "".join(merge) for merge in merges):
+        return description
+    pipeline["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(pipeline, ensure_ascii=False, separators=(",", ":"))
 
 
 def _save_model(model: Any, directory: Path) -> None:

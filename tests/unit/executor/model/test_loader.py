@@ -14,6 +14,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.file_download import DryRunFileInfo
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, MambaConfig, T5Config
 
 from executor_service.kernels.build import KernelBuildError
@@ -25,6 +26,7 @@ from executor_service.model.loader import load_model
 from executor_service.model.quantization import Quantization
 from support.kernels import compiled_kernels
 from support.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, MAX_MODEL_LEN, TINY_MODELS, tiny_model
+from support.tiny_tokenizers import byte_fallback_tokenizer
 
 
 def quiet(line: str) -> None:
@@ -174,6 +176,17 @@ def test_a_source_that_does_not_exist_is_refused(source: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelSourceError):
         load_model(source, progress=quiet, cache_dir=tmp_path)
+
+
+def test_the_tokenizer_of_a_converted_model_is_the_same_with_merges_that_are_joined() -> None:
+    whole = byte_fallback_tokenizer().backend_tokenizer.to_str()
+    joined = gguf.with_joined_merges(whole)
+    assert len(joined) < len(whole)
+    assert Tokenizer.from_str(joined).to_str() == whole
+    spaced = Tokenizer(models.BPE({"a": 0, " b": 1, "a b": 2}, [("a", " b")])).to_str()
+    assert gguf.with_joined_merges(spaced) == spaced
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
+    assert gguf.with_joined_merges(words) == words
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
