@@ -16,8 +16,7 @@ import sys
 
 
 def give_back_freed_memory() -> None:
-    """Takes a tenth of a second. Does nothing where the C library is not glibc."""
-    gc.collect()
+    """What libraries freed; cycles of objects have little of it. Does nothing where the C library is not glibc."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
