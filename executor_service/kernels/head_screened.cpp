@@ -22,7 +22,8 @@ namespace {
 
 constexpr int64_t kPanelsAtOnce = 32;  // that a thread takes, as in head.cpp
 constexpr int64_t kFetchedAhead = 4096;  // bytes
-constexpr size_t kMostCandidates = 8192;   // of a token on the way, and half of them in the end, which cost what a pass by panels does
+// Of a token on the way, and half of them in the end, which cost what a pass by panels does.
+constexpr size_t kMostCandidates = 8192;
 
 struct Candidate {
     float upper;

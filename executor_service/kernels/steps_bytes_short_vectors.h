@@ -1,6 +1,6 @@
-// Products of bytes by AVX2: eight rows by eight columns at once, which leaves registers for what is multiplied. An instruction sums products of two bytes in 16 bits, and saturates;
-// two of those are added before they are widened, so of three multiplications two are of bytes. AVX-VNNI has an instruction
-// that sums in 32 bits.
+// Products of bytes by AVX2: eight rows by eight columns at once, which leaves registers for what is multiplied. An
+// instruction sums products of two bytes in 16 bits, and saturates; two of those are added before they are widened, so of
+// three multiplications two are of bytes. AVX-VNNI has an instruction that sums in 32 bits.
 
 #pragma once
 
