@@ -67,7 +67,7 @@ def test_passes_after_pauses_cost_more() -> None:
     cost = fitted(answers(pause_us=PAUSE_US))
     assert cost.after_pause_us == pytest.approx(PAUSE_COST_US, rel=0.1)
     # The first has no pass before it: how long the executor rested is not known.
-    time_us = cost.time_us(num_prefill_tokens=0, num_decodes=1, num_kv_tokens=1)
+    time_us = cost.time_us(num_prefill_tokens=0, num_decodes=1, num_logits_rows=1, num_kv_tokens=1)
     assert time_us == pytest.approx(PASS_US, rel=0.1)
 
 

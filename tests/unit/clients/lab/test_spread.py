@@ -137,7 +137,7 @@ def test_the_first_pass_after_a_pause_takes_longer(gap_us: int, more_us: int) ->
 def test_several_tokens_cost_more_whatever_their_number() -> None:
     cost = replace(COST, several_tokens_us=700.0)
     alone, two, many = (
-        cost.time_us(num_prefill_tokens=prefill, num_decodes=decodes, num_kv_tokens=0)
+        cost.time_us(num_prefill_tokens=prefill, num_decodes=decodes, num_logits_rows=decodes, num_kv_tokens=0)
         for prefill, decodes in ((0, 1), (0, 2), (98, 2))
     )
     assert (alone, two, many) == (2040, 2780, 2780 + 98 * 30)
