@@ -19,7 +19,7 @@ inline void store_group(uint8_t* target, SixteenInts group, int64_t) { store(tar
 
 using TokenSize = AsLargeAsTheyAre;
 
-// Up to eight tokens by 32 entries.
+// Up to eight rows by 32 columns, `num_lines` of what comes later fetched on the way.
 template <int64_t kRows = kRowsAtOnce>
 void multiply_bytes(const int8_t* rows, const Token* tokens, int64_t num_rows, const uint8_t* panel, const char* ahead,
                     int64_t num_lines, int64_t dim, SixteenInts (*sums)[2]) {

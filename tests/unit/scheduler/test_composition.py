@@ -198,8 +198,8 @@ def test_each_prompt_gets_as_long_as_the_decodes_up_to_the_bound(slowdown: float
     assert sum(count for id, count in of_each.items() if id > 2) == num_tokens
 
 
-# The two decodes take 1040 us alone, a prefill token 10; one prompt runs, two wait, the last of them for a slot.
 def prefill_tokens_beside_two_decodes(target_us: int | None) -> int:
+    """Where these take 1040 us alone, a prefill token 10; one prompt runs, two wait, the last of them for a slot."""
     latency = replace(LATENCY, kv_token_us=0.0)
     prompts = [prefilling(3, 500), waiting(4, num_prompt_tokens=500), waiting(5, num_prompt_tokens=500)]
     limits = {"max_num_batched_tokens": 2048, "max_num_seqs": 4, "num_blocks": 200}

@@ -103,7 +103,7 @@ class PassCost:
                 self.time_us(
                     num_prefill_tokens=one.num_prefill_tokens,
                     num_decodes=one.num_decodes,
-                    num_logits_rows=max(one.num_decodes, 1),
+                    num_logits_rows=max(one.num_decodes, 1),  # a chunk samples a token, too
                     num_kv_tokens=one.num_decodes * one.context_len,
                     num_chunk_kv_tokens=one.num_prefill_tokens * (one.num_prefill_tokens + 1) // 2,
                 )
